@@ -1,0 +1,42 @@
+/* device - where kernels run: one of the two tables of functions (the other: communicator.h).
+ *
+ * Kernels are values (the schedule's operations), so the table does not grow with them. */
+#ifndef MOE_DEVICE_H
+#define MOE_DEVICE_H
+
+#include "sim/schedule.h"
+
+/* A kernel call with everything resolved.
+ *   in, out   device pointers of reads and writes, in the operation's order
+ *   dims      values of the operation's dims; they and the rows of groups are what sizes are known by
+ *   rows      [groups] for operations of class GROUPED (groups = dims[0]), else NULL
+ *   divisor   SCALE */
+struct moe_launch {
+    const struct moe_op *op;
+    const void *in[MOE_REFS];
+    void *out[MOE_REFS];
+    int64_t dims[MOE_DIMS];
+    const int64_t *rows;
+    double divisor;
+};
+
+struct moe_device {
+    const struct moe_device_table *table;
+};
+
+struct moe_device_table {
+    const char *name;
+    int (*open)(struct moe_device **out);
+    void (*close)(struct moe_device *d);
+    int (*alloc)(struct moe_device *d, size_t bytes, void **out); /* aligned to 64 bytes, not cleared */
+    void (*free)(struct moe_device *d, void *p);
+    int (*copy)(struct moe_device *d, void *to, const void *from, size_t bytes, int stream); /* either side may be host */
+    int (*run)(struct moe_device *d, const struct moe_launch *launch, int stream);
+    int (*sync)(struct moe_device *d, int stream); /* host waits for what was issued on the stream */
+    int (*mark)(struct moe_device *d, int stream, int slot); /* an event after what was issued so far */
+    int (*elapsed)(struct moe_device *d, int from_slot, int to_slot, int64_t *ns);
+};
+
+extern const struct moe_device_table moe_device_cpu;
+
+#endif

@@ -1,0 +1,52 @@
+/* execute - runs a schedule for real on this process's rank: real buffers, real collectives, real numbers.
+ *
+ * The executor knows operations, not models: it resolves sizes from the counts that host syncs read, hands
+ * kernels to the device and collectives to the communicator, and tells the observer when each began and ended. */
+#ifndef MOE_EXECUTE_H
+#define MOE_EXECUTE_H
+
+#include "runtime/communicator.h"
+#include "runtime/device.h"
+#include "sim/schedule.h"
+
+/* One executed operation. Times: nanoseconds of the monotonic clock. entry: the host reached it; start: handed to
+ * the device or the communicator; end: complete. */
+struct moe_executed {
+    const struct moe_block *block;
+    const struct moe_op *op;
+    int block_id, layer;
+    int64_t entry_ns, start_ns, end_ns, bytes;
+};
+
+struct moe_execute_options {
+    double timeout_s; /* a collective that takes longer is reported, > 0 */
+    uint64_t seed;    /* initial parameters */
+    bool poison;      /* fill buffers that nobody wrote with NaN (integers: a large negative number) */
+    void (*observe)(void *ctx, const struct moe_executed *e); /* may be NULL */
+    void *ctx;
+};
+
+struct moe_execution;
+
+/* Allocates parameters (a function of seed, tensor name and global element: the same on any layout) and
+ * communicators. s, d, world and options are borrowed until moe_execute_close.
+ * Errors: those of the device and the communicator. */
+int moe_execute_open(const struct moe_schedule *s, struct moe_device *d, struct moe_communicator *world,
+                     const struct moe_execute_options *options, struct moe_execution **out);
+void moe_execute_close(struct moe_execution *x);
+
+/* Runs one step of this rank's itinerary.
+ *   token, target [T]  ids of the local tokens and of their successors
+ *   loss               out: sum over local tokens, nats
+ * Errors: MOE_EPEER "layer 1 forward dispatch: no answer on communicator ep (ranks 0-3) for 10 s" for a
+ * collective that does not finish, or whose library reports an error (a truncated message); MOE_EFAILED for a
+ * size that the host does not know. After an error the communicators are unusable: abort. */
+int moe_execute_step(struct moe_execution *x, const int32_t *token, const int32_t *target, double *loss);
+
+/* The content of a buffer's slot on the host: element count in *n, type of the buffer. Borrowed until the next
+ * step or close. NULL when nothing was ever written. */
+const void *moe_execute_buffer(const struct moe_execution *x, int buffer, int slot, int64_t *n);
+/* Writable view of a parameter's slot (tests change single elements). */
+void *moe_execute_param(struct moe_execution *x, int buffer, int slot, int64_t *n);
+
+#endif

@@ -1,0 +1,36 @@
+/* routing - which experts the tokens of a step go to: as counts, and, when a trace holds it, token by token.
+ *
+ * Sizes met: 2 to 60 layers, 4 to 16,384 ranks, 8 to 256 experts. */
+#ifndef MOE_ROUTING_H
+#define MOE_ROUTING_H
+
+#include "sim/base.h"
+
+struct moe_routing {
+    int n_layers, n_ranks, n_experts, top_k;
+    int64_t *tokens; /* [R] local tokens */
+    int32_t *counts; /* [L, R, E] rows that the tokens of rank r send to expert e in layer l */
+};
+
+/* Draws a routing: every token takes K different experts, drawn one after the other without replacement with
+ * weights 1 / (1 + place)^skew, where the order of the experts is a permutation of its own per layer.
+ *   tokens  [R]     local tokens
+ *   skew            0: uniform; 1: Zipf
+ * Result: sum over e of counts[l, r, e] = tokens[r] * K; a function of the arguments alone.
+ * Cost: O(L * R * T * K * E). */
+struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_experts, int top_k,
+                                         const int64_t *tokens, double skew, uint64_t seed);
+struct moe_routing *moe_routing_new(int n_layers, int n_ranks, int n_experts, int top_k);
+void moe_routing_free(struct moe_routing *r);
+
+static inline int32_t *moe_routing_counts(const struct moe_routing *r, int layer, int rank)
+{
+    return r->counts + ((size_t)layer * (size_t)r->n_ranks + (size_t)rank) * (size_t)r->n_experts;
+}
+
+/* Step `step` of a trace store (-1: the last step that every rank committed).
+ * Errors: MOE_EINPUT when the trace has no such complete step, naming those it has. */
+struct moe_store;
+int moe_routing_load(struct moe_store *store, int64_t step, struct moe_routing **out);
+
+#endif

@@ -1,0 +1,251 @@
+/* schedule - what every rank issues in one training step: the one structure that check, simulate and execute
+ * read. Produced by a lowering (lower.h); its readers know neither the scenario nor each other.
+ *
+ * Ranks that issue the same list share a role. A role holds blocks (a layer's pass, written once) and an
+ * itinerary (which block runs for which layer, in host order). Host order is primary: streams and communicator
+ * order follow from it. Sizes are expressions over symbols; a symbol is a row or column sum of an int64 buffer
+ * (token counts) that the host knows once a host sync has read that buffer.
+ * Sizes met: 4 to 16,384 ranks, 1 to 20 roles, 7 blocks of up to 40 operations, 2 to 60 layers. */
+#ifndef MOE_SCHEDULE_H
+#define MOE_SCHEDULE_H
+
+#include "sim/base.h"
+
+/* clang-format off */
+/*                      text      bytes */
+#define MOE_TYPES(X) \
+        X(F32, "float32", 4) X(F64, "float64", 8) X(I32, "int32", 4) X(I64, "int64", 8)
+
+/* How long a kernel takes depends on its class only:
+ * MEMORY moves `bytes`; GEMM is [m, k] x [k, n]; GROUPED is one GEMM per group with rows from `group`. */
+#define MOE_COSTS(X) X(MEMORY) X(GEMM) X(GROUPED)
+
+/* Computations. dims, reads -> writes; [..] are shapes. Every kernel is written plainly in kernels/ref.c. */
+#define MOE_KERNELS(X) \
+   X(EMBED,        "embed",        MEMORY)  /* T H V     : token [T], emb [V,H] -> x [T,H] */ \
+   X(EMBED_BWD,    "embed_bwd",    MEMORY)  /* T H V     : token [T], dx [T,H] -> demb [V,H] */ \
+   X(GEMM,         "gemm",         GEMM)    /* m n k     : A, B -> C [m,n] = op(A) op(B) */ \
+   X(TOPK,         "topk",         MEMORY)  /* T E K     : logits [T,E] -> prob [T,E], expert [T,K], slot [T,K], counts [E] */ \
+   X(TOPK_BWD,     "topk_bwd",     MEMORY)  /* T E K     : prob [T,E], dprob [T,E] -> dlogits [T,E] */ \
+   X(PERMUTE,      "permute",      MEMORY)  /* T H K     : x [T,H], slot [T,K] -> rows [T*K,H] */ \
+   X(PERMUTE_BWD,  "permute_bwd",  MEMORY)  /* T H K     : drows [T*K,H], slot [T,K] -> dx [T,H] */ \
+   X(SORT_ROWS,    "sort_rows",    MEMORY)  /* P e H     : rows by (source, expert), counts [P,e] -> rows by (expert, source) */ \
+   X(UNSORT_ROWS,  "unsort_rows",  MEMORY)  /* P e H     : the inverse of sort_rows */ \
+   X(GROUPED_GEMM, "grouped_gemm", GROUPED) /* e n k     : A [rows,k], B [e,k,n] ([e,n,k] when trans_b) -> C [rows,n] */ \
+   X(GROUPED_WGRAD,"grouped_wgrad",GROUPED) /* e n k     : A [rows,k], dC [rows,n] -> dB [e,k,n]; an empty group gives zeros */ \
+   X(SWIGLU,       "swiglu",       MEMORY)  /* rows F    : h [rows,2F] -> a [rows,F] = silu(h[:,:F]) * h[:,F:] */ \
+   X(SWIGLU_BWD,   "swiglu_bwd",   MEMORY)  /* rows F    : h [rows,2F], da [rows,F] -> dh [rows,2F] */ \
+   X(COMBINE,      "combine",      MEMORY)  /* T H K E   : x [T,H], rows [T*K,H], prob, expert, slot -> y [T,H] = x + sum_k prob * row */ \
+   X(COMBINE_BWD,  "combine_bwd",  MEMORY)  /* T H K E   : dy, rows, prob, expert, slot -> dx [T,H] = dy, drows [T*K,H], dprob [T,E] */ \
+   X(XENT,         "xent",         MEMORY)  /* T V       : logits [T,V], target [T] -> dlogits [T,V], loss [1] = sum over tokens, nats */ \
+   X(SCALE,        "scale",        MEMORY)  /* n         : g [n] -> g [n] / divisor */ \
+   X(SGD,          "sgd",          MEMORY)  /* n         : param [n], grad [n] -> param [n] - factor * grad */
+
+/* send, recv are elements per peer for ALLTOALL (evaluated at index = peer's place in the group) and all
+ * elements of the buffer for ALLREDUCE. */
+#define MOE_COLLECTIVES(X) X(ALLTOALL, "alltoall") X(ALLREDUCE, "allreduce")
+#define MOE_OP_KINDS(X) X(KERNEL, "kernel") X(COLLECTIVE, "collective") X(HOST_SYNC, "host_sync")
+#define MOE_PASSES(X) X(FORWARD, "forward") X(BACKWARD, "backward") X(SYNC, "sync") X(UPDATE, "update")
+
+/* INPUT   filled by the runtime before the step (token ids, targets)
+ * COUNTS  int64 [E]: rows of this rank for every expert; the kernel that writes it is where routing enters
+ * INDEX   other integers that kernels hand to kernels
+ * OUTPUT  must be written when the step ends (the loss) */
+#define MOE_BUFFER_ROLES(X) X(INPUT) X(PARAM) X(GRAD) X(ACTIVATION) X(COUNTS) X(INDEX) X(OUTPUT)
+#define MOE_EXPR_OPS(X) \
+        X(CONST)  /* value */ \
+        X(SYM)    /* symbol a at the index under evaluation */ \
+        X(SUM)    /* sum of symbol a over all its indices on the rank */ \
+        X(ADD)    /* a + b */ \
+        X(MUL)    /* a * b */
+/* clang-format on */
+
+#define X(name, text, bytes) MOE_##name,
+enum moe_type { MOE_TYPES(X) MOE_TYPE_COUNT };
+#undef X
+#define X(name) MOE_COST_##name,
+enum moe_cost { MOE_COSTS(X) MOE_COST_COUNT };
+#undef X
+#define X(name, text, cost) MOE_K_##name,
+enum moe_kernel { MOE_KERNELS(X) MOE_K_COUNT };
+#undef X
+#define X(name, text) MOE_##name,
+enum moe_collective { MOE_COLLECTIVES(X) MOE_COLLECTIVE_COUNT };
+enum moe_op_kind { MOE_OP_KINDS(X) MOE_OP_KIND_COUNT };
+enum moe_pass { MOE_PASSES(X) MOE_PASS_COUNT };
+#undef X
+#define X(name) MOE_BUF_##name,
+enum moe_buffer_role { MOE_BUFFER_ROLES(X) MOE_BUF_ROLE_COUNT };
+#undef X
+#define X(name) MOE_EXPR_##name,
+enum moe_expr_op { MOE_EXPR_OPS(X) MOE_EXPR_OP_COUNT };
+#undef X
+
+extern const char *const moe_type_text[], *const moe_kernel_text[], *const moe_collective_text[],
+    *const moe_op_kind_text[], *const moe_pass_text[];
+extern const int moe_type_bytes[];
+extern const enum moe_cost moe_kernel_cost[];
+
+/* A partition of the ranks into groups; "communicator c of rank r" is the group of c that holds r. Two
+ * communicators over the same ranks are distinct. The id (place in schedule.comms) is the creation order. */
+struct moe_comm {
+    char name[MOE_NAME];
+    int n_groups;
+    int *group_of; /* [R] */
+    int *index_of; /* [R] place of the rank in its group */
+    int *first;    /* [n_groups + 1] into members */
+    int *members;  /* [R] ranks, group by group, in order */
+};
+
+struct moe_expr {
+    enum moe_expr_op op;
+    int a, b; /* expression or symbol indices */
+    int64_t value;
+};
+
+enum moe_scope { MOE_SCOPE_GLOBAL, MOE_SCOPE_RANK, MOE_SCOPE_PEER, MOE_SCOPE_EXPERT };
+
+/* buffer < 0: known from the start; the value is tokens[rank] (RANK) or the sum of tokens (GLOBAL).
+ * Otherwise the buffer is seen as [rows, cols] and value i is the sum of row i (by_row) or of column i. */
+struct moe_symbol {
+    char name[MOE_NAME];
+    enum moe_scope scope;
+    int comm; /* PEER: index i is member i of the rank's group here; else -1 */
+    int buffer, rows, cols;
+    bool by_row;
+};
+
+/* One slot when slots == 1; else one slot a layer (a reference adds its shift to the layer). */
+struct moe_buffer {
+    char name[MOE_NAME];
+    enum moe_buffer_role role;
+    enum moe_type type;
+    int slots;
+    int extent; /* expression: elements of a slot on a rank */
+    int grad;   /* buffer that holds its gradient, or -1 */
+};
+
+/* A trained tensor. Its gradient must arrive at the update as the sum over all members of the rank's group in
+ * `replicas` of every contribution of the backward pass, divided by `divisor`. */
+struct moe_param {
+    char name[MOE_NAME];
+    int buffer, grad;
+    int replicas;    /* communicator whose group holds copies of the same tensor */
+    int shard;       /* communicator that splits the global tensor by place in the group, or -1 */
+    int divisor;     /* expression: what the sum must be divided by */
+    double init_std; /* standard deviation of the initial values */
+};
+
+struct moe_ref {
+    int buffer;
+    int shift;       /* slot = layer + shift, where the buffer has more than one slot */
+    bool accumulate; /* writes: adds to what is there instead of replacing it */
+};
+
+enum { MOE_REFS = 6, MOE_DIMS = 4 };
+enum { MOE_STREAM_COMPUTE, MOE_STREAM_COMM, MOE_STREAM_COUNT };
+
+struct moe_op {
+    char name[MOE_NAME];
+    int id; /* place in the block as lowered: stays when others are deleted */
+    enum moe_op_kind kind;
+    enum moe_kernel kernel;         /* KERNEL */
+    enum moe_collective collective; /* COLLECTIVE */
+    int comm;                       /* COLLECTIVE */
+    enum moe_type type;             /* element type of the data moved or computed */
+    int stream;
+    uint32_t waits; /* bit s: starts after everything issued before it on stream s; HOST_SYNC: the host waits */
+    int send, recv; /* COLLECTIVE: expressions, elements, as this rank believes them */
+    int n_reads, n_writes;
+    struct moe_ref reads[MOE_REFS], writes[MOE_REFS];
+    int n_dims;
+    int dims[MOE_DIMS]; /* KERNEL: expressions, in the order of MOE_KERNELS */
+    bool trans_a, trans_b;
+    int group;     /* GROUPED: symbol with the rows of each group, else -1 */
+    int bytes;     /* KERNEL of class MEMORY: expression, bytes read and written */
+    int divisor;   /* SCALE: expression */
+    double factor; /* SGD: learning rate */
+    /* Differentiation: a forward operation says which of its reads need a gradient; a backward operation says
+     * of which operation it is the backward and which of those reads it serves. */
+    uint32_t needs_grad;
+    int of_block, of_id; /* -1: not a backward operation */
+    uint32_t serves;
+};
+
+struct moe_block {
+    char name[MOE_NAME];
+    enum moe_pass pass;
+    bool per_layer; /* runs once a layer: the label names it */
+    int n_ops, cap;
+    struct moe_op *ops; /* host order */
+};
+
+struct moe_instance {
+    int block, layer; /* layer 0 where the block is not part of a layer */
+};
+
+struct moe_role {
+    int n_blocks, n_instances;
+    struct moe_block *blocks;
+    struct moe_instance *itinerary; /* one step, host order */
+};
+
+struct moe_schedule {
+    int n_ranks, n_layers, n_experts, top_k;
+    int64_t *tokens; /* [R] local tokens */
+    int *role_of;    /* [R] */
+    int n_roles, n_comms, n_symbols, n_exprs, n_buffers, n_params;
+    struct moe_role *roles;
+    struct moe_comm *comms; /* comms[0] is the world */
+    struct moe_symbol *symbols;
+    struct moe_expr *exprs;
+    struct moe_buffer *buffers;
+    struct moe_param *params;
+    int cap_exprs, cap_symbols, cap_buffers, cap_params, cap_comms; /* allocated */
+};
+
+void moe_schedule_free(struct moe_schedule *s);
+
+/* Gives `rank` a role of its own (a deep copy of its present one) and returns it, so that a test can change
+ * what one rank issues. Cost: O(operations). */
+struct moe_role *moe_schedule_split_role(struct moe_schedule *s, int rank);
+
+/* Removes the operation with this id from a block; ids of the others stay. */
+void moe_block_delete(struct moe_block *b, int id);
+
+/* Result: MOE_OK, or MOE_EFAILED with what is malformed (an index out of range, a slot outside its buffer): the
+ * invariant that lowerings keep and that every reader relies on. Not a verdict about the schedule's meaning. */
+int moe_schedule_check(const struct moe_schedule *s);
+
+/* Where the values of symbols come from: real counts (execute) or a routing (check, simulate).
+ * value() returns MOE_UNKNOWN when the content of the buffer is not known to the host. */
+#define MOE_UNKNOWN INT64_MIN
+struct moe_env {
+    int64_t (*value)(void *ctx, int symbol, int rank, int layer, int index);
+    void *ctx;
+};
+
+/* Value of expression `expr` on `rank` in an instance of `layer`, at `index` (peer or expert). MOE_UNKNOWN is
+ * contagious. Cost: O(size of the expression + group size for SUM). */
+int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int index);
+
+/* Number of values a symbol has on a rank (1, group size, or experts). */
+int moe_symbol_count(const struct moe_schedule *s, int symbol);
+/* Value i of a symbol, from the content of its buffer. content [rows * cols]. */
+int64_t moe_symbol_reduce(const struct moe_symbol *y, const int64_t *content, int index);
+/* Value of a symbol that is known from the start (buffer < 0). */
+int64_t moe_symbol_initial(const struct moe_schedule *s, int symbol, int rank);
+
+static inline int moe_slot(const struct moe_schedule *s, struct moe_ref ref, int layer)
+{
+    return s->buffers[ref.buffer].slots == 1 ? 0 : layer + ref.shift;
+}
+static inline int moe_group_size(const struct moe_comm *c, int group)
+{
+    return c->first[group + 1] - c->first[group];
+}
+
+/* "layer 1 forward dispatch": the operation's key in words, without step and rank. */
+void moe_op_label(const struct moe_block *b, const struct moe_op *op, int layer, char out[2 * MOE_NAME]);
+
+#endif

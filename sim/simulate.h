@@ -1,0 +1,46 @@
+/* simulate - how long a step takes on a topology, and where the time goes.
+ *
+ * Discrete events. Each rank's host issues operations in order (launch time each) into streams; an operation
+ * starts when it is at the head of its stream, its waits are over and, for a collective, when all members of the
+ * group have reached it; a host sync stops the host. Kernels last as long as the slower of arithmetic and memory
+ * (roofline). An all-to-all is one flow per pair, an all-reduce a ring in which every member sends
+ * 2 (n - 1) / n of the buffer to the next; flows share links by max-min fairness (share.h).
+ * Same input, same bytes out. */
+#ifndef MOE_SIMULATE_H
+#define MOE_SIMULATE_H
+
+#include "sim/routing.h"
+#include "sim/schedule.h"
+#include "sim/topology.h"
+
+/* One line of the breakdown: all instances of one operation of one block, over layers.
+ * own and waiting are means over ranks of sums over instances. */
+struct moe_sim_row {
+    char op[2 * MOE_NAME]; /* "layer forward dispatch" */
+    enum moe_op_kind kind;
+    int instances;  /* a rank */
+    double own_us;  /* kernel: duration; collective: exit minus latest entry */
+    double wait_us; /* collective: latest entry minus own entry */
+    int64_t bytes;  /* collective: sent by all ranks, self part excluded; kernel: 0 */
+};
+
+struct moe_sim_result {
+    moe_ps step;               /* last completion on any rank */
+    double compute_us;         /* compute stream busy, mean over ranks */
+    double comm_us;            /* own time of collectives, mean over ranks */
+    double exposed_us;         /* a collective in flight (all members there) and the compute stream idle, mean */
+    double waiting_us;         /* in a collective, waiting for its latest member, mean */
+    double host_us;            /* the rest of the step: launch gaps, host syncs, idle; mean */
+    int64_t bytes[MOE_LINK_CLASS_COUNT]; /* carried by links of each class; a flow counts once per class */
+    int64_t events;            /* processed, for budgets in tests */
+    int n_rows, cap_rows;
+    struct moe_sim_row *rows; /* in host order */
+};
+
+/* Errors: MOE_EVERDICT when ranks wait for ever, naming the operation and the missing ranks (run check for the
+ * reasons). The topology is laid out for the schedule's ranks. out is freed with moe_sim_free in any case. */
+int moe_simulate(const struct moe_schedule *s, const struct moe_routing *r, struct moe_topo *t,
+                 struct moe_sim_result *out);
+void moe_sim_free(struct moe_sim_result *out);
+
+#endif

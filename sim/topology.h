@@ -1,0 +1,59 @@
+/* topology - the machine: GPUs, the links between them, and the path a flow takes.
+ *
+ * Read from YAML (topologies/ holds examples). Ranks fill nodes in order: rank r is GPU r % gpus_per_node of
+ * node r / gpus_per_node. Sizes met: 1 to 2,048 nodes of 1 to 72 GPUs.
+ *
+ *   name: dgx_h100
+ *   gpus_per_node: 8
+ *   gpu:    {matmul_float32: 50 TFLOP/s, memory: 3.35 TB/s, launch: 4 us, host_sync: 10 us, source: ...}
+ *   intra:  {kind: switch | shared, bandwidth: 450 GB/s, bus: 31 GB/s, latency: 2 us, source: ...}
+ *   inter:  {nics_per_node: 8, bandwidth: 50 GB/s, latency: 5 us, source: ...}
+ *
+ * kind switch: each GPU has an up and a down link of `bandwidth` to a non-blocking switch (NVSwitch).
+ * kind shared: the same, and every flow between GPUs of a node also crosses one bus of `bus` (a PCIe root).
+ * Between nodes a flow leaves by the NIC of its source GPU (GPU g uses NIC g * nics / gpus_per_node), crosses a
+ * non-blocking fabric, and enters by the NIC of its target GPU; with kind shared also the GPUs' own links. */
+#ifndef MOE_TOPOLOGY_H
+#define MOE_TOPOLOGY_H
+
+#include "sim/base.h"
+
+/* clang-format off */
+#define MOE_LINK_CLASSES(X) X(INTRA, "intra-node") X(BUS, "node bus") X(NIC, "inter-node")
+/* clang-format on */
+#define X(name, text) MOE_LINK_##name,
+enum moe_link_class { MOE_LINK_CLASSES(X) MOE_LINK_CLASS_COUNT };
+#undef X
+extern const char *const moe_link_class_text[];
+
+struct moe_topo {
+    char name[MOE_NAME];
+    int64_t gpus_per_node, nics_per_node;
+    int intra_kind;                             /* 0 switch, 1 shared */
+    double matmul_float32_flops, matmul_float64_flops; /* dense matrix rate that is reached, FLOP/s */
+    double memory_Bps;                          /* device memory rate that is reached */
+    double launch_s;                            /* host time to issue one operation */
+    double host_sync_s;                         /* device to host copy of a few counts, and the wake-up */
+    double intra_Bps, bus_Bps, intra_latency_s; /* one direction of one GPU; the whole bus */
+    double nic_Bps, inter_latency_s;            /* one direction of one NIC */
+    int n_ranks, n_links;                       /* set by moe_topo_build */
+    double *link_Bps;                           /* [n_links] */
+    enum moe_link_class *link_class;            /* [n_links] */
+};
+
+enum { MOE_PATH_MAX = 6 };
+
+/* Loads the file, or, when `name` has no '/' and no ".yaml", NAME.yaml of the folder MOESIM_TOPOLOGIES (default:
+ * the folder set at configure time). Errors: MOE_EINPUT "file:line: ..."; an unknown name lists the nearest. */
+int moe_topo_load(const char *name, struct moe_topo **out);
+void moe_topo_free(struct moe_topo *t);
+
+/* Lays out the links for n_ranks ranks. Result: link_Bps, link_class. Cost: O(ranks). */
+void moe_topo_build(struct moe_topo *t, int n_ranks);
+
+/* Links that a flow from rank a to rank b crosses. path [MOE_PATH_MAX]; returns their number, 0 when a == b
+ * (a copy on the device, bounded by memory_Bps, not by a link). */
+int moe_topo_path(const struct moe_topo *t, int a, int b, int path[MOE_PATH_MAX]);
+double moe_topo_latency_s(const struct moe_topo *t, int a, int b); /* 0 when a == b */
+
+#endif

@@ -1,0 +1,30 @@
+/* values - the integer side of a schedule: what the count buffers hold on every rank, given a routing.
+ *
+ * check and simulate run kernels and collectives on int64 buffers for real, since sizes depend on them.
+ * A COUNTS buffer gets the routing of (layer, rank) when a kernel writes it; collectives move int64 content as
+ * MPI would; nothing is known before. Memory: 8 bytes per element of int64 buffers, rank and layer. */
+#ifndef MOE_VALUES_H
+#define MOE_VALUES_H
+
+#include "sim/routing.h"
+#include "sim/schedule.h"
+
+struct moe_values;
+struct moe_values *moe_values_new(const struct moe_schedule *s, const struct moe_routing *r);
+void moe_values_free(struct moe_values *v);
+
+/* A kernel ran on a rank. */
+void moe_values_kernel(struct moe_values *v, const struct moe_op *op, int rank, int layer);
+/* A collective on int64 data completed in `group` of communicator `comm`; ops [group size], as each member
+ * issued it (sizes already agreed). Other element types are ignored. */
+void moe_values_collective(struct moe_values *v, const struct moe_op *const *ops, int comm, int group,
+                           int layer);
+/* A host sync ran on a rank: the symbols of the buffers it reads become known there. */
+void moe_values_host_sync(struct moe_values *v, const struct moe_op *op, int rank, int layer);
+
+/* Symbols as the host of each rank knows them (MOE_UNKNOWN before the host sync)... */
+struct moe_env moe_values_host(struct moe_values *v);
+/* ...and as the device knows them (kernels need no host sync). */
+struct moe_env moe_values_device(struct moe_values *v);
+
+#endif

@@ -1,0 +1,84 @@
+/* store - the trace store: what a capture recorded and what simulations predicted, in SQLite (traces/SCHEMA.md).
+ *
+ * One file per rank while capturing (SQLite over shared file systems is unsafe for several writers), merged
+ * afterwards. One transaction a step: a killed capture loses at most the steps since its last commit. The only
+ * file that includes sqlite3.h is store.c. */
+#ifndef MOE_STORE_H
+#define MOE_STORE_H
+
+#include "sim/base.h"
+
+struct moe_store;
+
+enum moe_store_mode { MOE_STORE_READ, MOE_STORE_WRITE, MOE_STORE_CREATE }; /* CREATE replaces a file */
+
+/* Errors: MOE_EINPUT when the file is absent, no moesim store (application_id), or of a newer version (says
+ * which); MOE_EFAILED for what SQLite reports. */
+int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store **out);
+void moe_store_close(struct moe_store *s);
+bool moe_store_probe(const char *path); /* is this file a moesim store? */
+
+/* The run: key and value, e.g. "scenario" (YAML text), "seed", "data_bytes", "version". Replaces. */
+int moe_store_put(struct moe_store *s, const char *key, const char *value);
+int moe_store_get(struct moe_store *s, const char *key, char **value); /* *value NULL when absent; free() */
+
+int moe_store_begin(struct moe_store *s); /* opens the transaction of a step */
+int moe_store_commit(struct moe_store *s);
+
+struct moe_store_rank {
+    int rank;
+    int64_t tokens;
+    int64_t pid;
+};
+int moe_store_add_rank(struct moe_store *s, const struct moe_store_rank *r);
+
+/* Expert ids of one (step, layer, rank), before dropping. ids [T, K]. Kept as little-endian uint16. */
+int moe_store_add_routing(struct moe_store *s, int64_t step, int layer, int rank, int64_t n_tokens, int top_k,
+                          const int32_t *ids);
+/* *ids is [T, K], to be freed; NULL when absent. */
+int moe_store_routing(struct moe_store *s, int64_t step, int layer, int rank, int64_t *n_tokens, int *top_k,
+                      int32_t **ids);
+
+struct moe_store_op {
+    int64_t step;
+    int rank, layer, block, op;  /* key: block and op are schedule indices */
+    char label[2 * MOE_NAME];    /* "layer 1 forward dispatch" */
+    char kind[16];               /* kernel, collective, host_sync */
+    int64_t entry_ns, start_ns, end_ns; /* monotonic clock of the host, relative to the rank's first step */
+    int64_t bytes;               /* collective: sent by this rank, self part included */
+};
+int moe_store_add_op(struct moe_store *s, const struct moe_store_op *op);
+/* Loss of a step on a rank: marks the step as done by the rank. loss in nats per token. */
+int moe_store_add_step(struct moe_store *s, int64_t step, int rank, double loss, int64_t wall_ns);
+
+/* Calls fn for every operation in order of (step, rank, rowid); stops at the first negative result. */
+int moe_store_each_op(struct moe_store *s, int64_t step_from, int64_t step_to,
+                      int (*fn)(void *ctx, const struct moe_store_op *op), void *ctx);
+
+/* What the store holds. A step is complete when every rank of the run added it. */
+struct moe_store_info {
+    int n_ranks, n_layers, n_experts, top_k;
+    int64_t steps_complete, first_step, last_step; /* of the complete ones; first > last: none */
+    int64_t n_routing, n_ops, n_results;
+    int64_t steps_asked; /* "steps" of the run */
+    bool complete;       /* steps_complete == steps_asked */
+    double first_loss, last_loss; /* mean over ranks, of the first and last complete step */
+    double median_step_us;        /* over complete steps, of the slowest rank */
+};
+int moe_store_info(struct moe_store *s, struct moe_store_info *out);
+
+/* One simulation's outcome. */
+struct moe_store_result {
+    char scenario[2 * MOE_NAME], topology[MOE_NAME], dispatcher[MOE_NAME];
+    double step_us, compute_us, exposed_us, waiting_us, host_us;
+    int64_t intra_bytes, inter_bytes;
+};
+int moe_store_add_result(struct moe_store *s, const struct moe_store_result *r);
+int moe_store_clear_results(struct moe_store *s);
+int moe_store_each_result(struct moe_store *s, int (*fn)(void *ctx, const struct moe_store_result *r), void *ctx);
+
+/* Merges the files of the ranks (path.rank0, path.rank1, ...) into a new store at `path`, which appears whole or
+ * not at all (written beside and renamed). The rank files are deleted only after that. */
+int moe_store_merge(const char *path, int n_ranks);
+
+#endif
