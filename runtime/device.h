@@ -30,7 +30,8 @@ struct moe_device_table {
     void (*close)(struct moe_device *d);
     int (*alloc)(struct moe_device *d, size_t bytes, void **out); /* aligned to 64 bytes, not cleared */
     void (*free)(struct moe_device *d, void *p);
-    int (*copy)(struct moe_device *d, void *to, const void *from, size_t bytes, int stream); /* either side may be host */
+    int (*copy)(struct moe_device *d, void *to, const void *from, size_t bytes,
+                int stream); /* either side may be host */
     int (*run)(struct moe_device *d, const struct moe_launch *launch, int stream);
     int (*sync)(struct moe_device *d, int stream); /* host waits for what was issued on the stream */
     int (*mark)(struct moe_device *d, int stream, int slot); /* an event after what was issued so far */

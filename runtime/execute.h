@@ -1,7 +1,8 @@
 /* execute - runs a schedule for real on this process's rank: real buffers, real collectives, real numbers.
  *
  * The executor knows operations, not models: it resolves sizes from the counts that host syncs read, hands
- * kernels to the device and collectives to the communicator, and tells the observer when each began and ended. */
+ * kernels to the device and collectives to the communicator, and tells the observer when each began and
+ * ended. */
 #ifndef MOE_EXECUTE_H
 #define MOE_EXECUTE_H
 
@@ -9,14 +10,17 @@
 #include "runtime/device.h"
 #include "sim/schedule.h"
 
-/* One executed operation. Times: nanoseconds of the monotonic clock. entry: the host reached it; start: handed to
- * the device or the communicator; end: complete. */
+/* One executed operation. Times: nanoseconds of the monotonic clock. entry: the host reached it; start:
+ * handed to the device or the communicator; end: complete. */
 struct moe_executed {
     const struct moe_block *block;
     const struct moe_op *op;
     int block_id, layer;
-    int64_t entry_ns, start_ns, end_ns, bytes;
+    int64_t entry_ns, start_ns, end_ns;
+    int64_t bytes; /* collective: sent by this rank, self part included; else 0 */
 };
+
+int64_t moe_now_ns(void); /* the clock of these times */
 
 struct moe_execute_options {
     double timeout_s; /* a collective that takes longer is reported, > 0 */
@@ -30,23 +34,25 @@ struct moe_execution;
 
 /* Allocates parameters (a function of seed, tensor name and global element: the same on any layout) and
  * communicators. s, d, world and options are borrowed until moe_execute_close.
- * Errors: those of the device and the communicator. */
+ * Errors: MOE_EUSAGE when the world has not the schedule's number of ranks; those of the device and the
+ * communicator. */
 int moe_execute_open(const struct moe_schedule *s, struct moe_device *d, struct moe_communicator *world,
                      const struct moe_execute_options *options, struct moe_execution **out);
 void moe_execute_close(struct moe_execution *x);
 
 /* Runs one step of this rank's itinerary.
- *   token, target [T]  ids of the local tokens and of their successors
+ *   token, target [T]  ids of the local tokens and of their successors: the schedule's two INPUT buffers
  *   loss               out: sum over local tokens, nats
- * Errors: MOE_EPEER "layer 1 forward dispatch: no answer on communicator ep (ranks 0-3) for 10 s" for a
- * collective that does not finish, or whose library reports an error (a truncated message); MOE_EFAILED for a
- * size that the host does not know. After an error the communicators are unusable: abort. */
+ * Errors: MOE_EPEER "layer 1 forward dispatch on communicator ep (ranks 0-3): no answer for 10 s" for a
+ * collective that does not finish, or whose library reports an error (a truncated message); MOE_EFAILED for
+ * a size that the host does not know, a collective larger than its buffers, counts or indices that nothing
+ * wrote in this step, an output that nothing wrote. After an error the communicators are unusable: abort. */
 int moe_execute_step(struct moe_execution *x, const int32_t *token, const int32_t *target, double *loss);
 
-/* The content of a buffer's slot on the host: element count in *n, type of the buffer. Borrowed until the next
- * step or close. NULL when nothing was ever written. */
+/* The content of a buffer's slot on the host: element count in *n, type of the buffer. Borrowed until the
+ * next step or close. NULL when no operation ever touched it. */
 const void *moe_execute_buffer(const struct moe_execution *x, int buffer, int slot, int64_t *n);
-/* Writable view of a parameter's slot (tests change single elements). */
+/* Writable view of a parameter's slot (tests change single elements); it counts from the next step on. */
 void *moe_execute_param(struct moe_execution *x, int buffer, int slot, int64_t *n);
 
 #endif

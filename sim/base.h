@@ -3,7 +3,8 @@
  * Dimensions, one meaning everywhere: T tokens on a rank, H hidden, F expert ffn, E experts, K experts per
  * token, R ranks, N nodes, L layers or links, V vocabulary; the lower-case letter is the index.
  * Ownership: const means borrowed until the call returns; what _new/_load/_open returns you give back once to
- * _free/_close; _free(NULL) is fine. Bugs abort (moe_assert), out of memory exits: neither is ever returned. */
+ * _free/_close; _free(NULL) is fine. Bugs abort (moe_assert), out of memory exits: neither is ever returned.
+ */
 #ifndef MOE_BASE_H
 #define MOE_BASE_H
 
@@ -49,7 +50,8 @@ int moe_exit_code(int err); /* the documented exit code of an enum moe_err */
     } while (0)
 
 _Noreturn void moe_bug(const char *file, int line, const char *what);
-#define moe_assert(cond) ((cond) ? (void)0 : moe_bug(__FILE__, __LINE__, #cond)) /* also in release builds */
+#define moe_assert(cond) ((cond) ? (void)0 : moe_bug(__FILE__, __LINE__, #cond)) /* also in release builds   \
+                                                                                  */
 
 /* Zeroed memory for n items of `size` bytes; never NULL (n = 0 gives a valid pointer); exits when there is
  * none. Release with free(). */
@@ -61,7 +63,7 @@ void moe_copy_name(char out[MOE_NAME], const char *name); /* cuts at MOE_NAME - 
 /* A fixed-seed generator that is a function of its arguments, so that the value of element i does not depend
  * on how a tensor is split over ranks. Source: splitmix64 finaliser (Steele, Lea, Flood, OOPSLA 2014). */
 uint64_t moe_hash64(uint64_t x);
-uint64_t moe_hash_name(const char *name);                          /* FNV-1a, 64 bit */
+uint64_t moe_hash_name(const char *name);                           /* FNV-1a, 64 bit */
 double moe_uniform(uint64_t seed, uint64_t stream, uint64_t index); /* in [0, 1) */
 
 /* clang-format off */

@@ -28,9 +28,9 @@ struct moe_verdict {
     int check_class; /* 1: C1, ... */
     enum moe_severity severity;
     int n_ranks;
-    int *ranks;             /* [n_ranks] those concerned, ascending */
+    int *ranks;            /* [n_ranks] those concerned, ascending */
     char op[2 * MOE_NAME]; /* "layer 1 forward dispatch" */
-    char *text;             /* one sentence: ranks, operation, numbers */
+    char *text;            /* one sentence: ranks, operation, numbers */
 };
 
 struct moe_verdicts {

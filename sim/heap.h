@@ -19,7 +19,7 @@ struct moe_heap {
     uint64_t pushed;
 };
 
-void moe_heap_push(struct moe_heap *h, struct moe_event e); /* O(log n) */
+void moe_heap_push(struct moe_heap *h, struct moe_event e);   /* O(log n) */
 bool moe_heap_pop(struct moe_heap *h, struct moe_event *out); /* false when empty; O(log n) */
 void moe_heap_free(struct moe_heap *h);
 

@@ -2,10 +2,10 @@
  * read. Produced by a lowering (lower.h); its readers know neither the scenario nor each other.
  *
  * Ranks that issue the same list share a role. A role holds blocks (a layer's pass, written once) and an
- * itinerary (which block runs for which layer, in host order). Host order is primary: streams and communicator
- * order follow from it. Sizes are expressions over symbols; a symbol is a row or column sum of an int64 buffer
- * (token counts) that the host knows once a host sync has read that buffer.
- * Sizes met: 4 to 16,384 ranks, 1 to 20 roles, 7 blocks of up to 40 operations, 2 to 60 layers. */
+ * itinerary (which block runs for which layer, in host order). Host order is primary: streams and
+ * communicator order follow from it. Sizes are expressions over symbols; a symbol is a row or column sum of
+ * an int64 buffer (token counts) that the host knows once a host sync has read that buffer. Sizes met: 4 to
+ * 16,384 ranks, 1 to 20 roles, 7 blocks of up to 40 operations, 2 to 60 layers. */
 #ifndef MOE_SCHEDULE_H
 #define MOE_SCHEDULE_H
 
@@ -81,8 +81,8 @@ enum moe_buffer_role { MOE_BUFFER_ROLES(X) MOE_BUF_ROLE_COUNT };
 enum moe_expr_op { MOE_EXPR_OPS(X) MOE_EXPR_OP_COUNT };
 #undef X
 
-extern const char *const moe_type_text[], *const moe_kernel_text[], *const moe_collective_text[],
-    *const moe_op_kind_text[], *const moe_pass_text[];
+extern const char *const moe_type_text[],
+    *const moe_kernel_text[], *const moe_collective_text[], *const moe_op_kind_text[], *const moe_pass_text[];
 extern const int moe_type_bytes[];
 extern const enum moe_cost moe_kernel_cost[];
 
@@ -130,6 +130,7 @@ struct moe_buffer {
 struct moe_param {
     char name[MOE_NAME];
     int buffer, grad;
+    bool per_layer;  /* one tensor a layer: one slot each */
     int replicas;    /* communicator whose group holds copies of the same tensor */
     int shard;       /* communicator that splits the global tensor by place in the group, or -1 */
     int divisor;     /* expression: what the sum must be divided by */
@@ -154,7 +155,8 @@ struct moe_op {
     int comm;                       /* COLLECTIVE */
     enum moe_type type;             /* element type of the data moved or computed */
     int stream;
-    uint32_t waits; /* bit s: starts after everything issued before it on stream s; HOST_SYNC: the host waits */
+    uint32_t
+        waits; /* bit s: starts after everything issued before it on stream s; HOST_SYNC: the host waits */
     int send, recv; /* COLLECTIVE: expressions, elements, as this rank believes them */
     int n_reads, n_writes;
     struct moe_ref reads[MOE_REFS], writes[MOE_REFS];
@@ -213,8 +215,9 @@ struct moe_role *moe_schedule_split_role(struct moe_schedule *s, int rank);
 /* Removes the operation with this id from a block; ids of the others stay. */
 void moe_block_delete(struct moe_block *b, int id);
 
-/* Result: MOE_OK, or MOE_EFAILED with what is malformed (an index out of range, a slot outside its buffer): the
- * invariant that lowerings keep and that every reader relies on. Not a verdict about the schedule's meaning. */
+/* Result: MOE_OK, or MOE_EFAILED with what is malformed (an index out of range, a slot outside its buffer):
+ * the invariant that lowerings keep and that every reader relies on. Not a verdict about the schedule's
+ * meaning. */
 int moe_schedule_check(const struct moe_schedule *s);
 
 /* Where the values of symbols come from: real counts (execute) or a routing (check, simulate).

@@ -1,11 +1,11 @@
 /* simulate - how long a step takes on a topology, and where the time goes.
  *
  * Discrete events. Each rank's host issues operations in order (launch time each) into streams; an operation
- * starts when it is at the head of its stream, its waits are over and, for a collective, when all members of the
- * group have reached it; a host sync stops the host. Kernels last as long as the slower of arithmetic and memory
- * (roofline). An all-to-all is one flow per pair, an all-reduce a ring in which every member sends
- * 2 (n - 1) / n of the buffer to the next; flows share links by max-min fairness (share.h).
- * Same input, same bytes out. */
+ * starts when it is at the head of its stream, its waits are over and, for a collective, when all members of
+ * the group have reached it; a host sync stops the host. Kernels last as long as the slower of arithmetic and
+ * memory (roofline). An all-to-all is one flow per pair, an all-reduce a ring in which every member sends 2
+ * (n - 1) / n of the buffer to the next; flows share links by max-min fairness (share.h). Same input, same
+ * bytes out. */
 #ifndef MOE_SIMULATE_H
 #define MOE_SIMULATE_H
 
@@ -18,27 +18,31 @@
 struct moe_sim_row {
     char op[2 * MOE_NAME]; /* "layer forward dispatch" */
     enum moe_op_kind kind;
-    int instances;  /* a rank */
-    double own_us;  /* kernel: duration; collective: exit minus latest entry */
-    double wait_us; /* collective: latest entry minus own entry */
+    int instances;  /* a rank; the most that any rank has */
+    double own_us;  /* kernel: duration; collective: exit minus latest entry; host sync: host_sync_s */
+    double wait_us; /* collective: latest entry minus own entry; host sync: for its streams; kernel: 0 */
     int64_t bytes;  /* collective: sent by all ranks, self part excluded; kernel: 0 */
 };
 
+/* Every moment of a rank's step counts once, as the first that applies: compute, exposed, waiting, host. So
+ * the four add up to the step. */
 struct moe_sim_result {
-    moe_ps step;               /* last completion on any rank */
-    double compute_us;         /* compute stream busy, mean over ranks */
-    double comm_us;            /* own time of collectives, mean over ranks */
-    double exposed_us;         /* a collective in flight (all members there) and the compute stream idle, mean */
-    double waiting_us;         /* in a collective, waiting for its latest member, mean */
-    double host_us;            /* the rest of the step: launch gaps, host syncs, idle; mean */
+    moe_ps step;                         /* last completion on any rank */
+    double compute_us;                   /* a kernel runs, mean over ranks */
+    double exposed_us;                   /* a collective is in flight (all members there), mean */
+    double waiting_us;                   /* in a collective, waiting for its latest member, mean */
+    double host_us;                      /* the rest of the step: launch gaps, host syncs, idle; mean */
+    double comm_us;                      /* own time of collectives, hidden or not, mean over ranks */
     int64_t bytes[MOE_LINK_CLASS_COUNT]; /* carried by links of each class; a flow counts once per class */
-    int64_t events;            /* processed, for budgets in tests */
+    int64_t events;                      /* processed, for budgets in tests */
     int n_rows, cap_rows;
     struct moe_sim_row *rows; /* in host order */
 };
 
-/* Errors: MOE_EVERDICT when ranks wait for ever, naming the operation and the missing ranks (run check for the
- * reasons). The topology is laid out for the schedule's ranks. out is freed with moe_sim_free in any case. */
+/* s: satisfies moe_schedule_check; r: read by kernels that write COUNTS (NULL when there are none); t: is
+ * laid out for the schedule's ranks; out: to be freed with moe_sim_free in any case. Errors: MOE_EVERDICT,
+ * naming operation and ranks, when ranks wait for ever, do not agree on a collective, or start something
+ * before its size is known (run check for the reasons); MOE_EINPUT when the step lasts more than 50 days. */
 int moe_simulate(const struct moe_schedule *s, const struct moe_routing *r, struct moe_topo *t,
                  struct moe_sim_result *out);
 void moe_sim_free(struct moe_sim_result *out);

@@ -5,14 +5,18 @@
  *
  *   name: dgx_h100
  *   gpus_per_node: 8
- *   gpu:    {matmul_float32: 50 TFLOP/s, memory: 3.35 TB/s, launch: 4 us, host_sync: 10 us, source: ...}
- *   intra:  {kind: switch | shared, bandwidth: 450 GB/s, bus: 31 GB/s, latency: 2 us, source: ...}
- *   inter:  {nics_per_node: 8, bandwidth: 50 GB/s, latency: 5 us, source: ...}
+ *   gpu:    {matmul_float32: 54 TFLOP/s, matmul_float64: 54 TFLOP/s, memory: 3 TB/s, launch: 4 us,
+ *            host_sync: 10 us, source: ...}
+ *   intra:  {kind: switch | shared, bandwidth: 370.8 GB/s, bus: 16 GB/s, latency: 8 us, source: ...}
+ *   inter:  {nics_per_node: 8, bandwidth: 50 GB/s, latency: 15 us, source: ...}
  *
+ * All keys are required, bus with kind shared only; source says where the numbers of its block come from.
  * kind switch: each GPU has an up and a down link of `bandwidth` to a non-blocking switch (NVSwitch).
- * kind shared: the same, and every flow between GPUs of a node also crosses one bus of `bus` (a PCIe root).
- * Between nodes a flow leaves by the NIC of its source GPU (GPU g uses NIC g * nics / gpus_per_node), crosses a
- * non-blocking fabric, and enters by the NIC of its target GPU; with kind shared also the GPUs' own links. */
+ * kind shared: these links end at the node's one bus of `bus` (a PCIe root), as do its NICs; what enters or
+ * leaves a GPU crosses it once, whatever the direction.
+ * Between nodes a flow leaves by the NIC of its source GPU (GPU g uses NIC g * nics / gpus_per_node), crosses
+ * a non-blocking fabric, and enters by the NIC of its target GPU; with kind switch the NICs are next to their
+ * GPUs and such a flow does not load the switch. */
 #ifndef MOE_TOPOLOGY_H
 #define MOE_TOPOLOGY_H
 
@@ -26,33 +30,38 @@ enum moe_link_class { MOE_LINK_CLASSES(X) MOE_LINK_CLASS_COUNT };
 #undef X
 extern const char *const moe_link_class_text[];
 
+enum moe_intra_kind { MOE_INTRA_SWITCH, MOE_INTRA_SHARED };
+
 struct moe_topo {
     char name[MOE_NAME];
     int64_t gpus_per_node, nics_per_node;
-    int intra_kind;                             /* 0 switch, 1 shared */
+    enum moe_intra_kind intra_kind;
     double matmul_float32_flops, matmul_float64_flops; /* dense matrix rate that is reached, FLOP/s */
-    double memory_Bps;                          /* device memory rate that is reached */
-    double launch_s;                            /* host time to issue one operation */
-    double host_sync_s;                         /* device to host copy of a few counts, and the wake-up */
-    double intra_Bps, bus_Bps, intra_latency_s; /* one direction of one GPU; the whole bus */
-    double nic_Bps, inter_latency_s;            /* one direction of one NIC */
-    int n_ranks, n_links;                       /* set by moe_topo_build */
-    double *link_Bps;                           /* [n_links] */
-    enum moe_link_class *link_class;            /* [n_links] */
+    double memory_Bps;                                 /* device memory rate that is reached */
+    double launch_s;                                   /* host time to issue one operation */
+    double host_sync_s;        /* device to host copy of a few counts, and the wake-up */
+    double intra_Bps, bus_Bps; /* one direction of one GPU; the whole bus of a node */
+    double nic_Bps;            /* one direction of one NIC */
+    double intra_latency_s, inter_latency_s;
+    int n_ranks, n_links;            /* set by moe_topo_build */
+    double *link_Bps;                /* [n_links] */
+    enum moe_link_class *link_class; /* [n_links] */
 };
 
 enum { MOE_PATH_MAX = 6 };
 
-/* Loads the file, or, when `name` has no '/' and no ".yaml", NAME.yaml of the folder MOESIM_TOPOLOGIES (default:
- * the folder set at configure time). Errors: MOE_EINPUT "file:line: ..."; an unknown name lists the nearest. */
+/* Loads the file, or, when `name` has no '/' and no ".yaml", NAME.yaml of the folder MOESIM_TOPOLOGIES
+ * (default: the folder set at configure time). Errors: MOE_EINPUT "file:line: ..."; an unknown name lists the
+ * nearest. */
 int moe_topo_load(const char *name, struct moe_topo **out);
 void moe_topo_free(struct moe_topo *t);
 
-/* Lays out the links for n_ranks ranks. Result: link_Bps, link_class. Cost: O(ranks). */
+/* Lays out the links for n_ranks ranks, whatever was laid out before; the last node may be partly filled.
+ * Result: n_ranks, n_links, link_Bps, link_class. Cost: O(ranks). */
 void moe_topo_build(struct moe_topo *t, int n_ranks);
 
-/* Links that a flow from rank a to rank b crosses. path [MOE_PATH_MAX]; returns their number, 0 when a == b
- * (a copy on the device, bounded by memory_Bps, not by a link). */
+/* Links that a flow from rank a to rank b crosses, in this order. path [MOE_PATH_MAX]; returns their number,
+ * 0 when a == b (a copy on the device, bounded by memory_Bps, not by a link). */
 int moe_topo_path(const struct moe_topo *t, int a, int b, int path[MOE_PATH_MAX]);
 double moe_topo_latency_s(const struct moe_topo *t, int a, int b); /* 0 when a == b */
 

@@ -20,8 +20,8 @@ struct moe_yaml {
 };
 
 /* Reads a file, or text under the name `file` (for messages). Result: *out, to be freed with moe_yaml_free.
- * Errors: MOE_EINPUT "file:line: ..." for what libyaml refuses, a repeated key, an anchor, an empty document, a
- * file over 16 MB; MOE_EINPUT when the file cannot be read. */
+ * Errors: MOE_EINPUT "file:line: ..." for what libyaml refuses, a repeated key, an anchor, an empty document,
+ * a file over 16 MB; MOE_EINPUT when the file cannot be read. */
 int moe_yaml_load(const char *file, struct moe_yaml **out);
 int moe_yaml_parse(const char *file, const char *text, size_t bytes, struct moe_yaml **out);
 void moe_yaml_free(struct moe_yaml *root);
@@ -41,14 +41,15 @@ struct moe_key {
     enum moe_key_kind kind;
     size_t offset;
     bool required;
-    double min, max;           /* INT, REAL */
-    enum moe_unit unit;        /* QUANTITY */
+    double min, max;            /* INT, REAL */
+    enum moe_unit unit;         /* QUANTITY */
     const char *const *choices; /* CHOICE */
 };
 
 /* Reads mapping `map` into the struct at `out` by `keys` [n].
- * Errors: MOE_EINPUT, one line "file:line: ..." for a node that is no mapping, an unknown key (with the nearest
- * known one), a missing required key, a value of the wrong kind, out of range, or without its unit. */
+ * Errors: MOE_EINPUT, one line "file:line: ..." for a node that is no mapping, an unknown key (with the
+ * nearest known one), a missing required key, a value of the wrong kind, out of range, or without its unit.
+ */
 int moe_yaml_read(const struct moe_yaml *map, const struct moe_key *keys, int n, void *out);
 
 #endif

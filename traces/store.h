@@ -1,8 +1,9 @@
-/* store - the trace store: what a capture recorded and what simulations predicted, in SQLite (traces/SCHEMA.md).
+/* store - the trace store: what a capture recorded and what simulations predicted, in SQLite
+ * (traces/SCHEMA.md).
  *
  * One file per rank while capturing (SQLite over shared file systems is unsafe for several writers), merged
- * afterwards. One transaction a step: a killed capture loses at most the steps since its last commit. The only
- * file that includes sqlite3.h is store.c. */
+ * afterwards. One transaction a step: a killed capture loses at most the steps since its last commit. Only
+ * store*.c include sqlite3.h. */
 #ifndef MOE_STORE_H
 #define MOE_STORE_H
 
@@ -18,7 +19,9 @@ int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store 
 void moe_store_close(struct moe_store *s);
 bool moe_store_probe(const char *path); /* is this file a moesim store? */
 
-/* The run: key and value, e.g. "scenario" (YAML text), "seed", "data_bytes", "version". Replaces. */
+/* The run: key and value, e.g. "scenario" (YAML text), "seed", "data_bytes", "version"; the same on every
+ * rank. moe_store_info reads "layers", "experts", "top_k", "steps" (asked for) and "ranks" (the merge writes
+ * it). Replaces. */
 int moe_store_put(struct moe_store *s, const char *key, const char *value);
 int moe_store_get(struct moe_store *s, const char *key, char **value); /* *value NULL when absent; free() */
 
@@ -41,27 +44,28 @@ int moe_store_routing(struct moe_store *s, int64_t step, int layer, int rank, in
 
 struct moe_store_op {
     int64_t step;
-    int rank, layer, block, op;  /* key: block and op are schedule indices */
-    char label[2 * MOE_NAME];    /* "layer 1 forward dispatch" */
-    char kind[16];               /* kernel, collective, host_sync */
-    int64_t entry_ns, start_ns, end_ns; /* monotonic clock of the host, relative to the rank's first step */
-    int64_t bytes;               /* collective: sent by this rank, self part included */
+    int rank, layer, block, op;         /* key: block and op are schedule indices */
+    char label[2 * MOE_NAME];           /* "layer 1 forward dispatch" */
+    char kind[16];                      /* kernel, collective, host_sync */
+    int64_t entry_ns, start_ns, end_ns; /* monotonic clock: ranks of one host share it */
+    int64_t bytes;                      /* collective: sent by this rank, self part included */
 };
 int moe_store_add_op(struct moe_store *s, const struct moe_store_op *op);
-/* Loss of a step on a rank: marks the step as done by the rank. loss in nats per token. */
+/* Loss of a step on a rank: marks the step as done by the rank. loss in nats per token; may be NaN. */
 int moe_store_add_step(struct moe_store *s, int64_t step, int rank, double loss, int64_t wall_ns);
 
 /* Calls fn for every operation in order of (step, rank, rowid); stops at the first negative result. */
 int moe_store_each_op(struct moe_store *s, int64_t step_from, int64_t step_to,
                       int (*fn)(void *ctx, const struct moe_store_op *op), void *ctx);
 
-/* What the store holds. A step is complete when every rank of the run added it. */
+/* What the store holds. A step is complete when every rank of the run added it; rows of other steps are kept
+ * and counted in n_routing and n_ops. Without complete steps losses and times are 0. */
 struct moe_store_info {
     int n_ranks, n_layers, n_experts, top_k;
     int64_t steps_complete, first_step, last_step; /* of the complete ones; first > last: none */
     int64_t n_routing, n_ops, n_results;
-    int64_t steps_asked; /* "steps" of the run */
-    bool complete;       /* steps_complete == steps_asked */
+    int64_t steps_asked;          /* "steps" of the run; 0: not a capture */
+    bool complete;                /* steps_complete == steps_asked > 0 */
     double first_loss, last_loss; /* mean over ranks, of the first and last complete step */
     double median_step_us;        /* over complete steps, of the slowest rank */
 };
@@ -75,10 +79,16 @@ struct moe_store_result {
 };
 int moe_store_add_result(struct moe_store *s, const struct moe_store_result *r);
 int moe_store_clear_results(struct moe_store *s);
-int moe_store_each_result(struct moe_store *s, int (*fn)(void *ctx, const struct moe_store_result *r), void *ctx);
+int moe_store_each_result(struct moe_store *s, int (*fn)(void *ctx, const struct moe_store_result *r),
+                          void *ctx);
 
-/* Merges the files of the ranks (path.rank0, path.rank1, ...) into a new store at `path`, which appears whole or
- * not at all (written beside and renamed). The rank files are deleted only after that. */
+/* Merges the files of the ranks (path.rank0, path.rank1, ...) into a new store at `path`, which appears whole
+ * or not at all (written beside and renamed). The rank files are deleted only after that.
+ *
+ * Result: every row that a rank committed, also after the ranks were killed.
+ *
+ * Errors: MOE_EINPUT naming the rank file that is missing, broken or of another run; MOE_EFAILED when the
+ * merged file cannot be written. Then nothing changed. */
 int moe_store_merge(const char *path, int n_ranks);
 
 #endif

@@ -1,0 +1,27 @@
+# bars.gp - step times as stacked bars, from NAME.csv (bar, step, parts; in us) to NAME.svg.
+# call "bars.gp" NAME BARS PARTS UNIT_US UNIT; only the first BARS lines are drawn
+name = ARG1
+bars = ARG2 + 0
+parts = ARG3 + 0
+unit_us = ARG4 + 0
+unit = ARG5
+reset
+set terminal svg size 660, int(110 + bars * 34) dynamic noenhanced name name font "DejaVu Sans,13"
+set output name . ".svg"
+set datafile separator comma
+set border 1 linecolor rgb "#888888"
+set tics scale 0.5 nomirror textcolor rgb "#444444"
+set grid xtics linecolor rgb "#e4e4e4" linetype 1
+set xlabel "time of a step, " . unit textcolor rgb "#444444"
+set key outside top center horizontal reverse Left samplen 1 width 1 textcolor rgb "#222222"
+stats name . ".csv" skip 1 using 2 every ::::bars - 1 nooutput
+set xrange [0:STATS_max / unit_us * 1.12]
+set yrange [bars - 0.5:-0.5]
+# Okabe and Ito's colours. The last three parts are the same in every figure: collectives, waiting, the rest.
+colour(part) = word("#c4c4c4 #cc79a7 #e69f00 #0072b2 #56b4e9 #009e73", parts - part)
+low(part) = sum [c = 3 : 2 + part] column(c) / unit_us
+plot for [p = 0 : parts - 1] name . ".csv" every ::::bars - 1 \
+       using (0):0:(low(p)):(low(p + 1)):($0 - 0.36):($0 + 0.36):ytic(1) \
+       with boxxyerror fs solid noborder lc rgb colour(p) title columnheader(3 + p), \
+     name . ".csv" skip 1 every ::::bars - 1 using ($2 / unit_us):0:(sprintf("%.3g", $2 / unit_us)) \
+       with labels left offset 0.5, 0 textcolor rgb "#222222" notitle

@@ -1,0 +1,56 @@
+#!/bin/sh
+# The main job in one command: build, train a small MoE model on 4 real ranks, check it, replay its routing on two
+# machines, report. Usage: demo.sh [--data FILE] [--steps N] [-o DIR]; without --data the text of a Debian package.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+out=$root/demo-out
+data=
+steps=100
+while [ $# -gt 0 ]; do
+    case "$1:${2:-}" in
+    --data:?*) data=$2 ;;
+    --steps:?*) steps=$2 ;;
+    -o:?*) out=$2 ;;
+    *)
+        echo "usage: demo.sh [--data FILE] [--steps N] [-o DIR]" >&2
+        exit 2
+        ;;
+    esac
+    shift 2
+done
+
+step() { printf '\n== %s\n' "$*"; }
+
+step "packages and build"
+"$root/setup.sh"
+mkdir -p "$out"
+{ cmake -S "$root" -B "$root/build/demo" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOESIM_TESTS=OFF &&
+    cmake --build "$root/build/demo"; } >"$out/build.log" 2>&1 || {
+    tail -n 20 "$out/build.log" >&2
+    exit 1
+}
+PATH=$root/build/demo:$PATH
+
+if [ -z "$data" ]; then
+    # Images without documentation have the second one only.
+    for packed in /usr/share/doc/jargon-text/jargon.txt.gz /usr/share/dictd/devil.dict.dz; do
+        [ -z "$data" ] && [ -f "$packed" ] || continue
+        data=$out/text.txt
+        gzip -dc <"$packed" >"$data"
+    done
+    [ -n "$data" ] || {
+        echo "demo.sh: neither jargon-text nor dict-devil left a text here; name one with --data FILE" >&2
+        exit 4
+    }
+fi
+
+step "capture: 4 ranks train for $steps steps on $data"
+moesim capture -o "$out/run.db" "$root/reports/demo.yaml" --data "$data" --steps "$steps" >/dev/null
+moesim trace info "$out/run.db"
+step "check"
+moesim check "$out/run.db"
+step "compare: the captured routing on two machines"
+moesim compare "$out/run.db" --vary topology=dgx_h100,pcie_box -o "$out/run.db"
+step "report"
+moesim report "$out/run.db" -o "$out"
+echo "page: $out/index.html"

@@ -1,0 +1,294 @@
+/* summary.c - see summary.h: from the store to numbers. The words are in findings.c.
+ *
+ * A capture keeps operations by their place in the schedule, so the store's own scenario is lowered again to
+ * learn each operation's pass and the group of each collective. */
+#include "reports/summary.h"
+
+#include "sim/lower.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { FORWARD, BACKWARD, UPDATE, COLLECTIVES, WAITING, REST }; /* parts of a measured step */
+static const char *const measured_parts[MOE_MEASURED_PARTS] = {
+    "forward", "backward", "update", "collectives", "waiting for others", "host and idle"};
+static const char *const simulated_parts[MOE_SIMULATED_PARTS] = {"compute", "exposed collectives",
+                                                                 "waiting for others", "host and idle"};
+
+/* ---- routing ---- */
+
+static int count_rank(struct moe_store *s, const struct moe_scenario *sc, int layer, int rank,
+                      struct moe_load *load)
+{
+    int64_t n_tokens;
+    int top_k;
+    int32_t *ids;
+    MOE_TRY(moe_store_routing(s, load->step, layer, rank, &n_tokens, &top_k, &ids));
+    if (!ids)
+        return moe_fail(MOE_EINPUT, "no routing of step %lld, layer %d, rank %d", (long long)load->step,
+                        layer, rank);
+    int err = MOE_OK;
+    for (int64_t i = 0; i < n_tokens * top_k && err == MOE_OK; i++) {
+        if (ids[i] < sc->experts)
+            load->tokens[layer * sc->experts + ids[i]]++;
+        else
+            err = moe_fail(MOE_EINPUT, "routing of step %lld names expert %d, the scenario has %lld",
+                           (long long)load->step, ids[i], (long long)sc->experts);
+    }
+    free(ids);
+    return err;
+}
+
+static int load_routing(struct moe_store *s, const struct moe_scenario *sc, int64_t step,
+                        struct moe_load *out)
+{
+    const int64_t E = sc->experts;
+    out->step = step;
+    out->tokens = moe_alloc((size_t)(sc->layers * E), sizeof *out->tokens);
+    out->relative = moe_alloc((size_t)(sc->layers * E), sizeof *out->relative);
+    out->top = moe_alloc((size_t)sc->layers, sizeof *out->top);
+    for (int l = 0; l < sc->layers; l++) {
+        for (int r = 0; r < sc->ranks; r++) MOE_TRY(count_rank(s, sc, l, r, out));
+        const int64_t *tokens = out->tokens + l * E;
+        int64_t total = 0;
+        for (int e = 0; e < E; e++) {
+            total += tokens[e];
+            if (tokens[e] > tokens[out->top[l]]) out->top[l] = e;
+        }
+        for (int e = 0; e < E && total; e++)
+            out->relative[l * E + e] = (double)(tokens[e] * E) / (double)total;
+    }
+    return MOE_OK;
+}
+
+/* ---- which step is the median one ---- */
+
+struct span {
+    int64_t step, ns; /* from the first entry to the last end on the slowest rank */
+};
+struct spans {
+    int n, cap, rank; /* rank: the one that is being read */
+    int64_t begin_ns;
+    struct span *items;
+};
+
+/* Operations come ordered by step and rank. */
+static int add_to_span(void *ctx, const struct moe_store_op *op)
+{
+    struct spans *s = ctx;
+    bool new_step = !s->n || s->items[s->n - 1].step != op->step;
+    if (new_step) {
+        s->items = moe_grow(s->items, &s->cap, s->n + 1, sizeof *s->items);
+        s->items[s->n++].step = op->step;
+    }
+    if (new_step || s->rank != op->rank) {
+        s->rank = op->rank;
+        s->begin_ns = op->entry_ns;
+    }
+    struct span *span = &s->items[s->n - 1];
+    if (op->end_ns - s->begin_ns > span->ns) span->ns = op->end_ns - s->begin_ns;
+    return MOE_OK;
+}
+
+static int by_duration(const void *a, const void *b)
+{
+    const struct span *x = a, *y = b;
+    if (x->ns != y->ns) return x->ns < y->ns ? -1 : 1;
+    return (x->step > y->step) - (x->step < y->step);
+}
+
+static int find_median_step(struct moe_store *s, const struct moe_store_info *info, struct span *out)
+{
+    struct spans spans = {0};
+    int err = moe_store_each_op(s, info->first_step, info->last_step, add_to_span, &spans);
+    if (err >= 0 && !spans.n) err = moe_fail(MOE_EINPUT, "no operation was recorded");
+    if (err >= 0) {
+        qsort(spans.items, (size_t)spans.n, sizeof *spans.items, by_duration);
+        *out = spans.items[(spans.n - 1) / 2];
+    }
+    free(spans.items);
+    return err;
+}
+
+/* ---- where its time went ---- */
+
+/* A collective of one rank. Those with the same key and group are one collective; all ranks share one role.
+ */
+struct entry {
+    int layer, block, op, group, rank;
+    int64_t entry_ns, end_ns;
+};
+struct breakdown {
+    const struct moe_schedule *schedule;
+    struct moe_bar *bars; /* [R] */
+    int n, cap;
+    struct entry *entries;
+};
+
+static const struct moe_op *find_op(const struct moe_schedule *s, const struct moe_store_op *op,
+                                    enum moe_pass *pass)
+{
+    if (op->rank < 0 || op->rank >= s->n_ranks) return NULL;
+    const struct moe_role *role = &s->roles[s->role_of[op->rank]];
+    if (op->block < 0 || op->block >= role->n_blocks) return NULL;
+    const struct moe_block *block = &role->blocks[op->block];
+    *pass = block->pass;
+    for (int i = 0; i < block->n_ops; i++)
+        if (block->ops[i].id == op->op) return &block->ops[i];
+    return NULL;
+}
+
+static int add_to_breakdown(void *ctx, const struct moe_store_op *op)
+{
+    struct breakdown *d = ctx;
+    enum moe_pass pass;
+    const struct moe_op *planned = find_op(d->schedule, op, &pass);
+    if (!planned)
+        return moe_fail(MOE_EINPUT, "'%s' of rank %d is not in the schedule of the scenario", op->label,
+                        op->rank);
+    if (planned->kind == MOE_COLLECTIVE) {
+        d->entries = moe_grow(d->entries, &d->cap, d->n + 1, sizeof *d->entries);
+        d->entries[d->n++] = (struct entry){
+            op->layer, op->block,    op->op,    d->schedule->comms[planned->comm].group_of[op->rank],
+            op->rank,  op->entry_ns, op->end_ns};
+    } else if (planned->kind == MOE_KERNEL) {
+        int part = pass == MOE_FORWARD ? FORWARD : pass == MOE_BACKWARD ? BACKWARD : UPDATE;
+        d->bars[op->rank].part_us[part] += (double)(op->end_ns - op->entry_ns) / 1e3;
+    }
+    return MOE_OK;
+}
+
+static int by_collective(const void *a, const void *b)
+{
+    const struct entry *x = a, *y = b;
+    if (x->layer != y->layer) return x->layer - y->layer;
+    if (x->block != y->block) return x->block - y->block;
+    if (x->op != y->op) return x->op - y->op;
+    return x->group - y->group;
+}
+
+/* Own time is exit minus latest entry of the group, waiting the rest; a rank that had nothing to receive may
+ * leave before the latest one enters. */
+static void split_collectives(struct breakdown *d)
+{
+    if (d->n) qsort(d->entries, (size_t)d->n, sizeof *d->entries, by_collective);
+    for (int i = 0, end; i < d->n; i = end) {
+        int64_t latest_ns = d->entries[i].entry_ns;
+        for (end = i; end < d->n && by_collective(&d->entries[i], &d->entries[end]) == 0; end++)
+            if (d->entries[end].entry_ns > latest_ns) latest_ns = d->entries[end].entry_ns;
+        for (int j = i; j < end; j++) {
+            const struct entry *e = &d->entries[j];
+            int64_t met_ns = latest_ns < e->end_ns ? latest_ns : e->end_ns;
+            d->bars[e->rank].part_us[WAITING] += (double)(met_ns - e->entry_ns) / 1e3;
+            d->bars[e->rank].part_us[COLLECTIVES] += (double)(e->end_ns - met_ns) / 1e3;
+        }
+    }
+}
+
+/* bars[0] becomes the mean of the others; what no part holds is the rest. */
+static void complete_bars(struct moe_bars *b, double step_us)
+{
+    struct moe_bar *mean = &b->bars[0];
+    snprintf(mean->name, sizeof mean->name, "mean of ranks");
+    for (int i = b->n - 1; i >= 0; i--) {
+        struct moe_bar *bar = &b->bars[i];
+        bar->step_us = bar->part_us[REST] = step_us;
+        for (int p = 0; p < REST; p++) {
+            bar->part_us[REST] -= bar->part_us[p];
+            mean->part_us[p] += i ? bar->part_us[p] / (b->n - 1) : 0;
+        }
+        if (i) snprintf(bar->name, sizeof bar->name, "rank %d", i - 1);
+    }
+}
+
+static int load_measured(struct moe_store *s, struct moe_summary *m)
+{
+    struct moe_bars *b = &m->measured;
+    struct moe_schedule *schedule;
+    struct span median;
+    MOE_TRY(find_median_step(s, &m->info, &median));
+    MOE_TRY(moe_lower(m->scenario, &schedule));
+    m->median_step = median.step;
+    b->n = schedule->n_ranks + 1;
+    b->bars = moe_grow(NULL, &b->cap, b->n, sizeof *b->bars);
+    struct breakdown d = {.schedule = schedule, .bars = b->bars + 1};
+    int err = moe_store_each_op(s, median.step, median.step, add_to_breakdown, &d);
+    split_collectives(&d);
+    complete_bars(b, (double)median.ns / 1e3);
+    free(d.entries);
+    moe_schedule_free(schedule);
+    return err;
+}
+
+/* ---- simulated ---- */
+
+static int add_result(void *ctx, const struct moe_store_result *r)
+{
+    struct moe_bars *b = ctx;
+    b->bars = moe_grow(b->bars, &b->cap, b->n + 1, sizeof *b->bars);
+    struct moe_bar *bar = &b->bars[b->n++];
+    *bar = (struct moe_bar){.step_us = r->step_us,
+                            .part_us = {r->compute_us, r->exposed_us, r->waiting_us, r->host_us}};
+    snprintf(bar->name, sizeof bar->name, "%s with %s", r->topology, r->dispatcher);
+    return MOE_OK;
+}
+
+/* ---- all of it ---- */
+
+static int load_run(struct moe_store *s, struct moe_summary *m)
+{
+    char *text;
+    MOE_TRY(moe_store_info(s, &m->info));
+    if (m->info.first_step > m->info.last_step || !m->info.steps_complete)
+        return moe_fail(MOE_EINPUT, "no step that every rank completed: nothing to report (moesim capture)");
+    MOE_TRY(moe_store_get(s, "scenario", &text));
+    if (!text) return moe_fail(MOE_EINPUT, "the run has no scenario");
+    int err = moe_scenario_parse("scenario", text, &m->scenario);
+    free(text);
+    MOE_TRY(err);
+    if (m->scenario->ranks != m->info.n_ranks)
+        return moe_fail(MOE_EINPUT, "%d ranks recorded, the scenario has %lld", m->info.n_ranks,
+                        (long long)m->scenario->ranks);
+    MOE_TRY(moe_store_get(s, "version", &m->version));
+    MOE_TRY(moe_store_get(s, "data_bytes", &m->data_bytes));
+    return moe_store_get(s, "seed", &m->seed);
+}
+
+int moe_summary_load(const char *store_path, struct moe_summary *out)
+{
+    struct moe_store *s;
+    int err;
+    *out = (struct moe_summary){.measured = {.n_parts = MOE_MEASURED_PARTS, .parts = measured_parts},
+                                .simulated = {.n_parts = MOE_SIMULATED_PARTS, .parts = simulated_parts}};
+    MOE_TRY(moe_store_open(store_path, MOE_STORE_READ, &s)); /* its message names the file */
+    MOE_TRY_GOTO(load_run(s, out));
+    MOE_TRY_GOTO(load_routing(s, out->scenario, out->info.first_step, &out->first));
+    MOE_TRY_GOTO(load_routing(s, out->scenario, out->info.last_step, &out->last));
+    MOE_TRY_GOTO(load_measured(s, out));
+    MOE_TRY_GOTO(moe_store_each_result(s, add_result, &out->simulated));
+done:
+    moe_store_close(s);
+    /* The store's own messages begin with the file, the others do not yet. */
+    if (err < 0 && strncmp(moe_error(), store_path, strlen(store_path)) != 0)
+        return moe_fail(err, "%s: %s", store_path, moe_error());
+    return err;
+}
+
+static void free_load(struct moe_load *load)
+{
+    free(load->tokens);
+    free(load->relative);
+    free(load->top);
+}
+
+void moe_summary_free(struct moe_summary *m)
+{
+    moe_scenario_free(m->scenario);
+    free(m->version);
+    free(m->data_bytes);
+    free(m->seed);
+    free_load(&m->first);
+    free_load(&m->last);
+    free(m->measured.bars);
+    free(m->simulated.bars);
+}

@@ -1,0 +1,70 @@
+/* cpu_kernels.c - see cpu_kernels.h. Compiled once per real type, like kernels/ref.c. */
+#include "runtime/cpu_kernels.h"
+
+#include "kernels/ref.h"
+
+#include <cblas.h>
+
+#ifdef MOE_REAL_F64
+#define cblas_gemm cblas_dgemm
+#else
+#define cblas_gemm cblas_sgemm
+#endif
+
+static const uint32_t can_add = 1u << MOE_K_EMBED_BWD | 1u << MOE_K_GEMM | 1u << MOE_K_TOPK_BWD |
+                                1u << MOE_K_PERMUTE_BWD | 1u << MOE_K_SORT_ROWS | 1u << MOE_K_UNSORT_ROWS |
+                                1u << MOE_K_GROUPED_GEMM | 1u << MOE_K_GROUPED_WGRAD |
+                                1u << MOE_K_SWIGLU_BWD | 1u << MOE_K_COMBINE_BWD;
+
+/* moe_ref_gemm by BLAS, which refuses leading dimensions of zero and so cannot be asked for empty products.
+ */
+static void gemm(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, const moe_real *A,
+                 const moe_real *B, moe_real *C, bool add)
+{
+    if (m == 0 || n == 0 || k == 0) {
+        MOE_REAL(moe_ref_gemm)(m, n, k, trans_a, trans_b, A, B, C, add);
+        return;
+    }
+    moe_assert(m <= INT32_MAX && n <= INT32_MAX && k <= INT32_MAX);
+    cblas_gemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans,
+               (int)m, (int)n, (int)k, 1, A, (int)(trans_a ? m : k), B, (int)(trans_b ? k : n), add ? 1 : 0,
+               C, (int)n);
+}
+
+void MOE_REAL(moe_cpu_run)(const struct moe_launch *launch)
+{
+    const struct moe_op *op = launch->op;
+    const int64_t *d = launch->dims;
+    const void *const *in = launch->in;
+    void *const *out = launch->out;
+    bool add = op->writes[0].accumulate;
+    moe_assert(!add || (can_add >> op->kernel & 1));
+    for (int i = 1; i < op->n_writes; i++) moe_assert(!op->writes[i].accumulate);
+    switch (op->kernel) {
+/* clang-format off */
+#define RUN(NAME, name, ...) case MOE_K_##NAME: MOE_REAL(moe_ref_##name)(__VA_ARGS__); break;
+    RUN(EMBED, embed, d[0], d[1], d[2], in[0], in[1], out[0])
+    RUN(EMBED_BWD, embed_bwd, d[0], d[1], d[2], in[0], in[1], out[0], add)
+    RUN(TOPK, topk, d[0], d[1], d[2], in[0], out[0], out[1], out[2], out[3])
+    RUN(TOPK_BWD, topk_bwd, d[0], d[1], in[0], in[1], out[0], add)
+    RUN(PERMUTE, permute, d[0], d[1], d[2], in[0], in[1], out[0])
+    RUN(PERMUTE_BWD, permute_bwd, d[0], d[1], d[2], in[0], in[1], out[0], add)
+    RUN(SORT_ROWS, sort_rows, d[0], d[1], d[2], in[0], in[1], out[0], add)
+    RUN(UNSORT_ROWS, unsort_rows, d[0], d[1], d[2], in[0], in[1], out[0], add)
+    RUN(GROUPED_GEMM, grouped_gemm, gemm, d[0], d[1], d[2], launch->rows, op->trans_b, in[0], in[1], out[0],
+        add)
+    RUN(GROUPED_WGRAD, grouped_wgrad, gemm, d[0], d[1], d[2], launch->rows, in[0], in[1], out[0], add)
+    RUN(SWIGLU, swiglu, d[0], d[1], in[0], out[0])
+    RUN(SWIGLU_BWD, swiglu_bwd, d[0], d[1], in[0], in[1], out[0], add)
+    RUN(COMBINE, combine, d[0], d[1], d[2], d[3], in[0], in[1], in[2], in[3], in[4], out[0])
+    RUN(COMBINE_BWD, combine_bwd, d[0], d[1], d[2], d[3], in[0], in[1], in[2], in[3], in[4], out[0], out[1],
+        out[2], add)
+    RUN(XENT, xent, d[0], d[1], in[0], in[1], out[0], out[1])
+    RUN(SCALE, scale, d[0], launch->divisor, in[0], out[0])
+    RUN(SGD, sgd, d[0], op->factor, in[0], in[1], out[0])
+#undef RUN
+    /* clang-format on */
+    case MOE_K_GEMM: gemm(d[0], d[1], d[2], op->trans_a, op->trans_b, in[0], in[1], out[0], add); break;
+    case MOE_K_COUNT: moe_assert(!"a kernel");
+    }
+}

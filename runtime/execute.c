@@ -1,0 +1,460 @@
+/* execute.c - see execute.h.
+ *
+ * Operations run in host order and each is complete before the next begins, so every wait of the schedule
+ * holds by itself. A slot remembers how far its content can be relied on: `written` since the step began, and
+ * `known` when the host holds the counts that the device holds. */
+#include "runtime/execute.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MAX_ELEMENTS ((int64_t)1 << 40) /* keeps sums over 2^14 peers in bytes below 2^63 */
+
+struct slot {
+    void *data;    /* on the device; NULL: no operation touched it yet */
+    int64_t n;     /* elements of its content */
+    int64_t cap;   /* elements allocated */
+    void *host;    /* [cap] copy, or NULL */
+    bool written;  /* since the step began; parameters: always */
+    bool known;    /* host is what a host sync read, and nothing was written since */
+    bool borrowed; /* host was handed out for writing: it goes to the device before the next step */
+};
+
+struct moe_execution {
+    const struct moe_schedule *s;              /* borrowed */
+    struct moe_device *device;                 /* borrowed */
+    const struct moe_execute_options *options; /* borrowed */
+    int rank;
+    struct moe_communicator **comms; /* [n_comms]; comms[0] is the world, borrowed */
+    int *first;                      /* [n_buffers] into slots */
+    struct slot *slots;
+    int64_t *send, *recv; /* [R] of the collective in hand */
+    int64_t *rows;        /* of the grouped kernel in hand */
+    int cap_rows;
+    struct moe_executed now; /* the operation in hand; no block outside of one */
+    int unknown;             /* symbol that the last evaluation missed */
+    char label[2 * MOE_NAME];
+};
+
+int64_t moe_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static const char *label(struct moe_execution *x)
+{
+    if (!x->now.block) return "before the step";
+    moe_op_label(x->now.block, x->now.op, x->now.layer, x->label);
+    return x->label;
+}
+
+static struct slot *slot_at(const struct moe_execution *x, int buffer, int place)
+{
+    return &x->slots[x->first[buffer] + place];
+}
+
+/* ---- sizes ---- */
+
+static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
+{
+    struct moe_execution *x = ctx;
+    const struct moe_symbol *y = &x->s->symbols[symbol];
+    if (y->buffer < 0) return moe_symbol_initial(x->s, symbol, rank);
+    int place = x->s->buffers[y->buffer].slots == 1 ? 0 : layer;
+    if (place < x->s->buffers[y->buffer].slots && index < moe_symbol_count(x->s, symbol)) {
+        const struct slot *slot = slot_at(x, y->buffer, place);
+        if (slot->known && (int64_t)y->rows * y->cols <= slot->n)
+            return moe_symbol_reduce(y, slot->host, index);
+    }
+    x->unknown = symbol;
+    return MOE_UNKNOWN;
+}
+
+static int check_size(struct moe_execution *x, const char *what, int64_t size)
+{
+    if (size == MOE_UNKNOWN) {
+        const struct moe_symbol *y = &x->s->symbols[x->unknown];
+        return moe_fail(MOE_EFAILED, "%s: %s needs %s, and no host sync has read %s", label(x), what, y->name,
+                        x->s->buffers[y->buffer].name);
+    }
+    if (size < 0 || size > MAX_ELEMENTS)
+        return moe_fail(MOE_EFAILED, "%s: %s is %lld", label(x), what, (long long)size);
+    return MOE_OK;
+}
+
+static int evaluate(struct moe_execution *x, const char *what, int expr, int layer, int index, int64_t *out)
+{
+    *out = moe_eval(x->s, (struct moe_env){value, x}, expr, x->rank, layer, index);
+    return check_size(x, what, *out);
+}
+
+/* ---- buffers ---- */
+
+static int copy(const struct moe_execution *x, void *to, const void *from, size_t bytes)
+{
+    MOE_TRY(x->device->table->copy(x->device, to, from, bytes, MOE_STREAM_COMPUTE));
+    return x->device->table->sync(x->device, MOE_STREAM_COMPUTE);
+}
+
+static int poison(const struct moe_execution *x, struct slot *slot, enum moe_type type, int64_t from)
+{
+    /* NaN, or negative but far from an overflow of the sums that sizes are made of. */
+    static const uint64_t pattern[MOE_TYPE_COUNT] = {[MOE_F32] = 0x7fc000007fc00000u,
+                                                     [MOE_F64] = 0x7ff8000000000000u,
+                                                     [MOE_I32] = 0xc0000000c0000000u,
+                                                     [MOE_I64] = 0xffffff0000000000u};
+    uint64_t chunk[512];
+    for (size_t i = 0; i < sizeof chunk / sizeof *chunk; i++) chunk[i] = pattern[type];
+    size_t end = (size_t)slot->n * (size_t)moe_type_bytes[type];
+    for (size_t at = (size_t)from * (size_t)moe_type_bytes[type]; at < end; at += sizeof chunk)
+        MOE_TRY(copy(x, (char *)slot->data + at, chunk, end - at < sizeof chunk ? end - at : sizeof chunk));
+    return MOE_OK;
+}
+
+static int grow(const struct moe_execution *x, struct slot *slot, enum moe_type type, int64_t n)
+{
+    if (slot->data && n <= slot->cap) return MOE_OK;
+    void *data;
+    size_t bytes = (size_t)moe_type_bytes[type];
+    MOE_TRY(x->device->table->alloc(x->device, (size_t)(n ? n : 1) * bytes, &data));
+    int err = slot->n ? copy(x, data, slot->data, (size_t)slot->n * bytes) : MOE_OK;
+    x->device->table->free(x->device, slot->data);
+    free(slot->host);
+    slot->data = data;
+    slot->host = NULL;
+    slot->cap = n;
+    slot->known = false;
+    return err;
+}
+
+/* Gives a reference's slot its extent at present sizes. keep: what it holds stays and what is added is
+ * poison; otherwise all of it is new. */
+static int make_room(struct moe_execution *x, struct moe_ref ref, bool keep, struct slot **out)
+{
+    const struct moe_buffer *b = &x->s->buffers[ref.buffer];
+    int place = moe_slot(x->s, ref, x->now.layer);
+    struct slot *slot = *out = slot_at(x, ref.buffer, place);
+    int64_t n, kept = keep ? slot->n : 0;
+    int err = evaluate(x, b->name, b->extent, b->slots == 1 ? x->now.layer : place, 0, &n);
+    if (err < 0) return keep && slot->written ? MOE_OK : err;
+    slot->n = kept;
+    MOE_TRY(grow(x, slot, b->type, n));
+    if (n > kept) slot->n = n;
+    return keep || x->options->poison ? poison(x, slot, b->type, kept) : MOE_OK;
+}
+
+static int fetch(const struct moe_execution *x, struct slot *slot, enum moe_type type)
+{
+    size_t bytes = (size_t)moe_type_bytes[type];
+    if (!slot->host) slot->host = moe_alloc((size_t)slot->cap, bytes);
+    return slot->borrowed ? MOE_OK : copy(x, slot->host, slot->data, (size_t)slot->n * bytes);
+}
+
+/* ---- operations ---- */
+
+static int resolve(struct moe_execution *x, struct slot **in, struct slot **out)
+{
+    const struct moe_op *op = x->now.op;
+    int place[MOE_REFS];
+    for (int i = 0; i < op->n_reads; i++) {
+        const struct moe_buffer *b = &x->s->buffers[op->reads[i].buffer];
+        place[i] = moe_slot(x->s, op->reads[i], x->now.layer);
+        /* Kernels index by integers: they must never see what nobody wrote. */
+        if ((b->role == MOE_BUF_INDEX || b->role == MOE_BUF_COUNTS) &&
+            !slot_at(x, op->reads[i].buffer, place[i])->written)
+            return moe_fail(MOE_EFAILED, "%s: reads %s[%d], which nothing wrote", label(x), b->name,
+                            place[i]);
+        MOE_TRY(make_room(x, op->reads[i], true, &in[i]));
+    }
+    for (int i = 0; i < op->n_writes; i++) {
+        bool keep = op->writes[i].accumulate;
+        struct slot *slot = slot_at(x, op->writes[i].buffer, moe_slot(x->s, op->writes[i], x->now.layer));
+        for (int j = 0; j < op->n_reads; j++) keep |= in[j] == slot;
+        MOE_TRY(make_room(x, op->writes[i], keep, &out[i]));
+    }
+    return MOE_OK;
+}
+
+static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **out)
+{
+    const struct moe_op *op = x->now.op;
+    struct moe_launch launch = {.op = op};
+    for (int i = 0; i < op->n_reads; i++) launch.in[i] = in[i]->data;
+    for (int i = 0; i < op->n_writes; i++) launch.out[i] = out[i]->data;
+    for (int i = 0; i < op->n_dims; i++)
+        MOE_TRY(evaluate(x, "a dimension", op->dims[i], x->now.layer, 0, &launch.dims[i]));
+    if (moe_kernel_cost[op->kernel] == MOE_COST_GROUPED) {
+        int groups = moe_symbol_count(x->s, op->group);
+        if (launch.dims[0] != groups)
+            return moe_fail(MOE_EFAILED, "%s: %lld groups, %s has %d", label(x), (long long)launch.dims[0],
+                            x->s->symbols[op->group].name, groups);
+        launch.rows = x->rows = moe_grow(x->rows, &x->cap_rows, groups, sizeof *x->rows);
+        for (int g = 0; g < groups; g++) {
+            x->rows[g] = value(x, op->group, x->rank, x->now.layer, g);
+            MOE_TRY(check_size(x, "a group", x->rows[g]));
+        }
+    }
+    int64_t divisor = 1;
+    if (op->kernel == MOE_K_SCALE)
+        MOE_TRY(evaluate(x, "the divisor", op->divisor, x->now.layer, 0, &divisor));
+    launch.divisor = (double)divisor;
+    x->now.start_ns = moe_now_ns();
+    MOE_TRY(x->device->table->run(x->device, &launch, op->stream));
+    return x->device->table->sync(x->device, op->stream);
+}
+
+static int check_fit(struct moe_execution *x, const char *verb, int64_t n, int buffer,
+                     const struct slot *slot)
+{
+    const struct moe_buffer *b = &x->s->buffers[buffer];
+    if (n * moe_type_bytes[x->now.op->type] <= slot->n * moe_type_bytes[b->type]) return MOE_OK;
+    return moe_fail(MOE_EFAILED, "%s: %s %lld %s, but %s holds %lld %s", label(x), verb, (long long)n,
+                    moe_type_text[x->now.op->type], b->name, (long long)slot->n, moe_type_text[b->type]);
+}
+
+/* "0-3" or "0,2,4"; cut where it is full. */
+static void write_ranks(char *out, size_t size, const int *ranks, int n)
+{
+    if (n > 1 && ranks[n - 1] - ranks[0] == n - 1) {
+        snprintf(out, size, "%d-%d", ranks[0], ranks[n - 1]);
+        return;
+    }
+    size_t used = 0;
+    for (int i = 0; i < n && used < size; i++)
+        used += (size_t)snprintf(out + used, size - used, "%s%d", i ? "," : "", ranks[i]);
+}
+
+static int run_collective(struct moe_execution *x, struct slot *in, struct slot *out)
+{
+    const struct moe_op *op = x->now.op;
+    const struct moe_comm *c = &x->s->comms[op->comm];
+    const int group = c->group_of[x->rank], size = moe_group_size(c, group);
+    int64_t sent = 0, received = 0;
+    for (int i = 0; i < (op->collective == MOE_ALLTOALL ? size : 1); i++) {
+        MOE_TRY(evaluate(x, "what it sends", op->send, x->now.layer, i, &x->send[i]));
+        MOE_TRY(evaluate(x, "what it receives", op->recv, x->now.layer, i, &x->recv[i]));
+        sent += x->send[i];
+        received += x->recv[i];
+    }
+    MOE_TRY(check_fit(x, "sends", sent, op->reads[0].buffer, in));
+    MOE_TRY(check_fit(x, "receives", received, op->writes[0].buffer, out));
+    if (op->collective == MOE_ALLREDUCE && sent != received)
+        return moe_fail(MOE_EFAILED, "%s: sends %lld and receives %lld elements", label(x), (long long)sent,
+                        (long long)received);
+    x->now.bytes = sent * moe_type_bytes[op->type];
+    struct moe_transfer transfer = {op, in->data, out->data, x->send, x->recv};
+    struct moe_communicator *comm = x->comms[op->comm];
+    x->now.start_ns = moe_now_ns();
+    int err = comm->table->start(comm, &transfer);
+    if (err >= 0) err = comm->table->wait(comm, x->options->timeout_s);
+    if (err >= 0) return MOE_OK;
+    char ranks[64];
+    write_ranks(ranks, sizeof ranks, c->members + c->first[group], size);
+    return moe_fail(err, "%s on communicator %s (ranks %s): %s", label(x), c->name, ranks, moe_error());
+}
+
+static int run_host_sync(struct moe_execution *x, struct slot **in)
+{
+    for (int i = 0; i < x->now.op->n_reads; i++) {
+        if (x->s->buffers[x->now.op->reads[i].buffer].type != MOE_I64) continue;
+        MOE_TRY(fetch(x, in[i], MOE_I64));
+        in[i]->known = true;
+    }
+    return MOE_OK;
+}
+
+static int run_op(struct moe_execution *x)
+{
+    const struct moe_op *op = x->now.op;
+    struct slot *in[MOE_REFS], *out[MOE_REFS];
+    MOE_TRY(resolve(x, in, out));
+    switch (op->kind) {
+    case MOE_KERNEL: MOE_TRY(run_kernel(x, in, out)); break;
+    case MOE_COLLECTIVE: MOE_TRY(run_collective(x, in[0], out[0])); break;
+    default: MOE_TRY(run_host_sync(x, in)); break;
+    }
+    for (int i = 0; i < op->n_writes; i++) {
+        out[i]->written = true;
+        out[i]->known = false;
+    }
+    return MOE_OK;
+}
+
+/* ---- a step ---- */
+
+static int fill_input(struct moe_execution *x, int buffer, const int32_t *ids)
+{
+    struct slot *slot;
+    MOE_TRY(make_room(x, (struct moe_ref){.buffer = buffer}, false, &slot));
+    if (x->s->buffers[buffer].type != MOE_I32 || slot->n != x->s->tokens[x->rank])
+        return moe_fail(MOE_EFAILED, "malformed schedule: input %s is not one int32 per token",
+                        x->s->buffers[buffer].name);
+    slot->written = true;
+    return copy(x, slot->data, ids, (size_t)slot->n * sizeof *ids);
+}
+
+static int begin_step(struct moe_execution *x, const int32_t *token, const int32_t *target)
+{
+    const int32_t *ids = token;
+    memset(&x->now, 0, sizeof x->now);
+    for (int b = 0; b < x->s->n_buffers; b++) {
+        const struct moe_buffer *buffer = &x->s->buffers[b];
+        for (int i = 0; i < buffer->slots; i++) {
+            struct slot *slot = slot_at(x, b, i);
+            if (slot->borrowed)
+                MOE_TRY(
+                    copy(x, slot->data, slot->host, (size_t)slot->n * (size_t)moe_type_bytes[buffer->type]));
+            slot->borrowed = false;
+            if (buffer->role == MOE_BUF_PARAM) continue;
+            slot->written = slot->known = false;
+            if (x->options->poison) MOE_TRY(poison(x, slot, buffer->type, 0));
+        }
+        if (buffer->role != MOE_BUF_INPUT) continue;
+        MOE_TRY(fill_input(x, b, ids));
+        ids = target;
+    }
+    return MOE_OK;
+}
+
+static int end_step(struct moe_execution *x, double *loss)
+{
+    *loss = 0;
+    for (int b = 0; b < x->s->n_buffers; b++) {
+        const struct moe_buffer *buffer = &x->s->buffers[b];
+        for (int i = 0; buffer->role == MOE_BUF_OUTPUT && i < buffer->slots; i++) {
+            struct slot *slot = slot_at(x, b, i);
+            if (!slot->written)
+                return moe_fail(MOE_EFAILED, "the step ended, and nothing wrote %s[%d]", buffer->name, i);
+            MOE_TRY(fetch(x, slot, buffer->type));
+            for (int64_t e = 0; e < slot->n; e++)
+                *loss += buffer->type == MOE_F64 ? ((double *)slot->host)[e] : ((float *)slot->host)[e];
+        }
+    }
+    return MOE_OK;
+}
+
+int moe_execute_step(struct moe_execution *x, const int32_t *token, const int32_t *target, double *loss)
+{
+    const struct moe_role *role = &x->s->roles[x->s->role_of[x->rank]];
+    MOE_TRY(begin_step(x, token, target));
+    for (int n = 0; n < role->n_instances; n++) {
+        const struct moe_instance *instance = &role->itinerary[n];
+        const struct moe_block *block = &role->blocks[instance->block];
+        for (int o = 0; o < block->n_ops; o++) {
+            int64_t entry = moe_now_ns();
+            x->now = (struct moe_executed){
+                block, &block->ops[o], instance->block, instance->layer, entry, entry, 0, 0};
+            MOE_TRY(run_op(x));
+            x->now.end_ns = moe_now_ns();
+            if (x->options->observe) x->options->observe(x->options->ctx, &x->now);
+        }
+    }
+    return end_step(x, loss);
+}
+
+const void *moe_execute_buffer(const struct moe_execution *x, int buffer, int place, int64_t *n)
+{
+    struct slot *slot = slot_at(x, buffer, place);
+    *n = slot->n;
+    return slot->data && fetch(x, slot, x->s->buffers[buffer].type) >= 0 ? slot->host : NULL;
+}
+
+void *moe_execute_param(struct moe_execution *x, int buffer, int place, int64_t *n)
+{
+    moe_assert(x->s->buffers[buffer].role == MOE_BUF_PARAM);
+    if (!moe_execute_buffer(x, buffer, place, n)) return NULL;
+    struct slot *slot = slot_at(x, buffer, place);
+    slot->borrowed = true;
+    return slot->host;
+}
+
+/* ---- opening ---- */
+
+/* Box-Muller. */
+static double normal(uint64_t seed, uint64_t stream, uint64_t index)
+{
+    double u = 1 - moe_uniform(seed, stream, 2 * index), v = moe_uniform(seed, stream, 2 * index + 1);
+    return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
+}
+
+static int fill_param(struct moe_execution *x, const struct moe_param *p)
+{
+    const struct moe_buffer *b = &x->s->buffers[p->buffer];
+    const int shard = p->shard < 0 ? 0 : x->s->comms[p->shard].index_of[x->rank];
+    for (int place = 0; place < b->slots; place++) {
+        struct slot *slot;
+        int64_t n;
+        MOE_TRY(make_room(x, (struct moe_ref){.buffer = p->buffer, .shift = place}, false, &slot));
+        void *content = moe_execute_param(x, p->buffer, place, &n);
+        if (!content) return MOE_EFAILED;
+        slot->written = true;
+        const uint64_t stream = moe_hash64(moe_hash_name(p->name) + (uint64_t)place);
+        for (int64_t i = 0; i < n; i++) {
+            double e = p->init_std * normal(x->options->seed, stream, (uint64_t)(shard * n + i));
+            if (b->type == MOE_F64)
+                ((double *)content)[i] = e;
+            else
+                ((float *)content)[i] = (float)e;
+        }
+    }
+    return MOE_OK;
+}
+
+static int set_up(struct moe_execution *x, struct moe_communicator *world)
+{
+    const struct moe_schedule *s = x->s;
+    x->comms[0] = world;
+    for (int c = 1; c < s->n_comms; c++) {
+        const struct moe_comm *comm = &s->comms[c];
+        const int group = comm->group_of[x->rank];
+        MOE_TRY(world->table->split(world, comm->members + comm->first[group], moe_group_size(comm, group), c,
+                                    &x->comms[c]));
+    }
+    for (int p = 0; p < s->n_params; p++) MOE_TRY(fill_param(x, &s->params[p]));
+    return MOE_OK;
+}
+
+int moe_execute_open(const struct moe_schedule *s, struct moe_device *d, struct moe_communicator *world,
+                     const struct moe_execute_options *options, struct moe_execution **out)
+{
+    MOE_TRY(moe_schedule_check(s));
+    if (world->size != s->n_ranks)
+        return moe_fail(MOE_EUSAGE, "%d ranks were started, the scenario has %d", world->size, s->n_ranks);
+    struct moe_execution *x = moe_alloc(1, sizeof *x);
+    *x = (struct moe_execution){.s = s, .device = d, .options = options, .rank = world->rank};
+    x->comms = moe_alloc((size_t)s->n_comms, sizeof *x->comms);
+    x->send = moe_alloc((size_t)s->n_ranks, sizeof *x->send);
+    x->recv = moe_alloc((size_t)s->n_ranks, sizeof *x->recv);
+    x->first = moe_alloc((size_t)s->n_buffers + 1, sizeof *x->first);
+    for (int b = 0; b < s->n_buffers; b++) x->first[b + 1] = x->first[b] + s->buffers[b].slots;
+    x->slots = moe_alloc((size_t)x->first[s->n_buffers], sizeof *x->slots);
+    int err = set_up(x, world);
+    if (err < 0)
+        moe_execute_close(x);
+    else
+        *out = x;
+    return err;
+}
+
+void moe_execute_close(struct moe_execution *x)
+{
+    if (!x) return;
+    for (int c = 1; c < x->s->n_comms; c++)
+        if (x->comms[c]) x->comms[c]->table->close(x->comms[c]);
+    for (int i = 0; i < x->first[x->s->n_buffers]; i++) {
+        if (x->slots[i].data) x->device->table->free(x->device, x->slots[i].data);
+        free(x->slots[i].host);
+    }
+    free(x->comms);
+    free(x->send);
+    free(x->recv);
+    free(x->rows);
+    free(x->first);
+    free(x->slots);
+    free(x);
+}

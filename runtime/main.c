@@ -1,0 +1,179 @@
+/* main.c - moesim-capture: trains the scenario's model for real on the ranks it was started with, and
+ * records. */
+#include "runtime/execute.h"
+#include "runtime/record.h"
+#include "sim/lower.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { EXIT_INTERRUPTED = 130 };
+
+static const char usage[] =
+    "usage: moesim-capture --scenario FILE --data FILE -o PATH [options]\n"
+    "Trains the scenario's model on this machine and records every step into PATH.rankN.\n"
+    "Started by `moesim capture`, or by mpirun with as many ranks as the scenario has.\n"
+    "  --scenario FILE    model, layout and tokens (YAML)\n"
+    "  --data FILE        any file: its bytes are the tokens\n"
+    "  -o, --output PATH  trace store of rank N is PATH.rankN\n"
+    "  --steps N          training steps (20)\n"
+    "  --seed S           initial parameters and batches (1)\n"
+    "  --timeout SECONDS  how long a collective may take (60)\n"
+    "  --help             this text\n";
+
+struct options {
+    const char *scenario, *data, *output;
+    int64_t steps, seed, timeout_s;
+    bool help;
+};
+
+/* What is open while capturing; closed in reverse. */
+struct capture {
+    struct moe_communicator *world;
+    struct moe_scenario *scenario;
+    struct moe_schedule *s;
+    struct moe_data data;
+    struct moe_device *device;
+    struct moe_recorder *recorder;
+    struct moe_execute_options execute;
+    struct moe_execution *x;
+};
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int signal_number)
+{
+    (void)signal_number;
+    interrupted = 1;
+}
+
+static int read_number(const char *name, const char *text, int64_t min, int64_t *out)
+{
+    char *end;
+    errno = 0;
+    *out = strtoll(text, &end, 10);
+    if (end == text || *end || errno || *out < min)
+        return moe_fail(MOE_EUSAGE, "--%s %s: expected a whole number from %lld", name, text, (long long)min);
+    return MOE_OK;
+}
+
+static int read_options(int argc, char **argv, struct options *o)
+{
+    static const struct option names[] = {
+        {"scenario", required_argument, NULL, 'c'}, {"data", required_argument, NULL, 'd'},
+        {"output", required_argument, NULL, 'o'},   {"steps", required_argument, NULL, 'n'},
+        {"seed", required_argument, NULL, 's'},     {"timeout", required_argument, NULL, 't'},
+        {"help", no_argument, NULL, 'h'},           {0}};
+    *o = (struct options){.steps = 20, .seed = 1, .timeout_s = 60};
+    for (int c; (c = getopt_long(argc, argv, ":o:", names, NULL)) != -1;) {
+        switch (c) {
+        case 'c': o->scenario = optarg; break;
+        case 'd': o->data = optarg; break;
+        case 'o': o->output = optarg; break;
+        case 'n': MOE_TRY(read_number("steps", optarg, 1, &o->steps)); break;
+        case 's': MOE_TRY(read_number("seed", optarg, 0, &o->seed)); break;
+        case 't': MOE_TRY(read_number("timeout", optarg, 1, &o->timeout_s)); break;
+        case 'h': o->help = true; return MOE_OK;
+        case ':': return moe_fail(MOE_EUSAGE, "%s: expected a value (--help shows all)", argv[optind - 1]);
+        default: return moe_fail(MOE_EUSAGE, "unknown option %s (--help shows all)", argv[optind - 1]);
+        }
+    }
+    if (optind < argc) return moe_fail(MOE_EUSAGE, "unexpected '%s' (--help shows all)", argv[optind]);
+    if (!o->scenario || !o->data || !o->output)
+        return moe_fail(MOE_EUSAGE, "--scenario, --data and -o are required (--help shows all)");
+    return MOE_OK;
+}
+
+/* Signals reach ranks at different times; they must stop after the same step. */
+static int agree_to_stop(struct moe_communicator *world, double timeout_s, bool *stop)
+{
+    static const struct moe_op sum = {.kind = MOE_COLLECTIVE, .collective = MOE_ALLREDUCE, .type = MOE_I32};
+    const int64_t one = 1;
+    int32_t flag = interrupted;
+    int err = world->table->start(world, &(struct moe_transfer){&sum, &flag, &flag, &one, &one});
+    if (err >= 0) err = world->table->wait(world, timeout_s);
+    *stop = flag > 0;
+    return err < 0 ? moe_fail(err, "between steps: %s", moe_error()) : MOE_OK;
+}
+
+static int train(struct capture *c, const struct options *o, bool *stopped)
+{
+    const int rank = c->world->rank;
+    const int64_t tokens = c->s->tokens[rank];
+    int64_t first = 0;
+    for (int r = 0; r < rank; r++) first += c->s->tokens[r];
+    int32_t *token = moe_alloc((size_t)tokens, sizeof *token),
+            *target = moe_alloc((size_t)tokens, sizeof *target);
+    int err = MOE_OK;
+    for (int64_t step = 0; step < o->steps && !*stopped; step++) {
+        double loss;
+        moe_data_batch(&c->data, (uint64_t)o->seed, step, first, tokens, token, target);
+        const int64_t begin_ns = moe_now_ns();
+        MOE_TRY_GOTO(moe_execute_step(c->x, token, target, &loss));
+        const int64_t wall_ns = moe_now_ns() - begin_ns;
+        if (!isfinite(loss)) {
+            err = moe_fail(MOE_EFAILED, "step %lld: the loss is %g (a lower learning_rate may help)",
+                           (long long)step, loss);
+            goto done;
+        }
+        MOE_TRY_GOTO(moe_recorder_step(c->recorder, c->x, step, loss, wall_ns));
+        if (rank == 0 && isatty(2))
+            fprintf(stderr, "\rstep %lld of %lld, loss %.4f ", (long long)step + 1, (long long)o->steps,
+                    loss / (double)(tokens ? tokens : 1));
+        MOE_TRY_GOTO(agree_to_stop(c->world, (double)o->timeout_s, stopped));
+    }
+    if (rank == 0 && isatty(2)) fputc('\n', stderr);
+done:
+    free(token);
+    free(target);
+    return err;
+}
+
+static int capture(struct capture *c, const struct options *o, bool *stopped)
+{
+    MOE_TRY(moe_scenario_load(o->scenario, &c->scenario));
+    MOE_TRY(moe_lower(c->scenario, &c->s));
+    MOE_TRY(moe_data_load(o->data, &c->data));
+    MOE_TRY(moe_device_cpu.open(&c->device));
+    c->execute = (struct moe_execute_options){
+        .timeout_s = (double)o->timeout_s, .seed = (uint64_t)o->seed, .observe = moe_recorder_observe};
+    MOE_TRY(moe_execute_open(c->s, c->device, c->world, &c->execute, &c->x));
+    struct moe_run run = {c->s, &c->data, c->scenario->text, MOESIM_VERSION, o->steps, (uint64_t)o->seed};
+    MOE_TRY(moe_recorder_open(o->output, &run, c->world->rank, &c->recorder));
+    c->execute.ctx = c->recorder;
+    return train(c, o, stopped);
+}
+
+int main(int argc, char **argv)
+{
+    struct options o;
+    struct capture c = {0};
+    bool stopped = false;
+    int rank = -1;
+    int err = read_options(argc, argv, &o);
+    if (err >= 0 && o.help) return fputs(usage, stdout) < 0;
+    const struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    if (err >= 0) err = moe_communicator_here()->open(&c.world);
+    if (err >= 0) {
+        rank = c.world->rank;
+        err = capture(&c, &o, &stopped);
+    }
+    if (err < 0 && rank >= 0) fprintf(stderr, "moesim-capture: rank %d: %s\n", rank, moe_error());
+    if (err < 0 && rank < 0) fprintf(stderr, "moesim-capture: %s\n", moe_error());
+    moe_recorder_close(c.recorder);
+    moe_execute_close(c.x);
+    if (c.device) c.device->table->close(c.device);
+    moe_data_free(&c.data);
+    moe_schedule_free(c.s);
+    moe_scenario_free(c.scenario);
+    if (err < 0 && c.world) c.world->table->abort(c.world, moe_exit_code(err));
+    if (c.world) c.world->table->close(c.world);
+    return err < 0 ? moe_exit_code(err) : stopped ? EXIT_INTERRUPTED : 0;
+}

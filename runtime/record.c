@@ -1,0 +1,116 @@
+/* record.c - see record.h. */
+#include "runtime/record.h"
+
+#include "traces/store.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct moe_recorder {
+    const struct moe_schedule *s; /* borrowed */
+    struct moe_store *store;
+    int rank;
+    int n_ops, cap_ops;
+    struct moe_store_op *ops; /* of the step in hand */
+};
+
+static int put_number(struct moe_store *store, const char *key, int64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%" PRId64, value);
+    return moe_store_put(store, key, text);
+}
+
+static int put_run(struct moe_store *store, const struct moe_run *run, int rank)
+{
+    char hash[17];
+    snprintf(hash, sizeof hash, "%016" PRIx64, run->data->hash);
+    MOE_TRY(moe_store_put(store, "version", run->version));
+    MOE_TRY(moe_store_put(store, "scenario", run->scenario));
+    MOE_TRY(moe_store_put(store, "data_hash", hash));
+    MOE_TRY(put_number(store, "data_bytes", run->data->n));
+    MOE_TRY(put_number(store, "seed", (int64_t)run->seed));
+    MOE_TRY(put_number(store, "steps", run->steps));
+    MOE_TRY(put_number(store, "ranks", run->s->n_ranks));
+    MOE_TRY(put_number(store, "layers", run->s->n_layers));
+    MOE_TRY(put_number(store, "experts", run->s->n_experts));
+    MOE_TRY(put_number(store, "top_k", run->s->top_k));
+    return moe_store_add_rank(store, &(struct moe_store_rank){rank, run->s->tokens[rank], getpid()});
+}
+
+int moe_recorder_open(const char *path, const struct moe_run *run, int rank, struct moe_recorder **out)
+{
+    char name[4096];
+    if (snprintf(name, sizeof name, "%s.rank%d", path, rank) >= (int)sizeof name)
+        return moe_fail(MOE_EUSAGE, "the path of the output is too long");
+    struct moe_recorder *r = moe_alloc(1, sizeof *r);
+    r->s = run->s;
+    r->rank = rank;
+    int err = moe_store_open(name, MOE_STORE_CREATE, &r->store);
+    if (err >= 0) err = put_run(r->store, run, rank);
+    if (err < 0)
+        moe_recorder_close(r);
+    else
+        *out = r;
+    return err;
+}
+
+void moe_recorder_close(struct moe_recorder *r)
+{
+    if (!r) return;
+    moe_store_close(r->store);
+    free(r->ops);
+    free(r);
+}
+
+void moe_recorder_observe(void *recorder, const struct moe_executed *e)
+{
+    struct moe_recorder *r = recorder;
+    r->ops = moe_grow(r->ops, &r->cap_ops, r->n_ops + 1, sizeof *r->ops);
+    struct moe_store_op *op = &r->ops[r->n_ops++];
+    *op = (struct moe_store_op){.rank = r->rank,
+                                .layer = e->layer,
+                                .block = e->block_id,
+                                .op = e->op->id,
+                                .entry_ns = e->entry_ns,
+                                .start_ns = e->start_ns,
+                                .end_ns = e->end_ns,
+                                .bytes = e->bytes};
+    moe_op_label(e->block, e->op, e->layer, op->label);
+    snprintf(op->kind, sizeof op->kind, "%s", moe_op_kind_text[e->op->kind]);
+}
+
+/* Routing enters where a TOPK kernel writes its second output, the expert ids. */
+static int add_routing(struct moe_recorder *r, const struct moe_execution *x, int64_t step,
+                       const struct moe_block *block, int layer)
+{
+    for (int o = 0; o < block->n_ops; o++) {
+        const struct moe_op *op = &block->ops[o];
+        if (op->kind != MOE_KERNEL || op->kernel != MOE_K_TOPK) continue;
+        int64_t n;
+        const int32_t *ids =
+            moe_execute_buffer(x, op->writes[1].buffer, moe_slot(r->s, op->writes[1], layer), &n);
+        if (!ids) return MOE_EFAILED;
+        MOE_TRY(moe_store_add_routing(r->store, step, layer, r->rank, n / r->s->top_k, r->s->top_k, ids));
+    }
+    return MOE_OK;
+}
+
+int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int64_t step, double loss,
+                      int64_t wall_ns)
+{
+    const struct moe_role *role = &r->s->roles[r->s->role_of[r->rank]];
+    const int64_t tokens = r->s->tokens[r->rank];
+    MOE_TRY(moe_store_begin(r->store));
+    for (int i = 0; i < role->n_instances; i++)
+        MOE_TRY(add_routing(r, x, step, &role->blocks[role->itinerary[i].block], role->itinerary[i].layer));
+    for (int i = 0; i < r->n_ops; i++) {
+        r->ops[i].step = step;
+        MOE_TRY(moe_store_add_op(r->store, &r->ops[i]));
+    }
+    r->n_ops = 0;
+    MOE_TRY(moe_store_add_step(r->store, step, r->rank, loss / (double)(tokens ? tokens : 1), wall_ns));
+    return moe_store_commit(r->store);
+}

@@ -1,0 +1,161 @@
+/* autograd.c - the backward operations of each forward operation: moe_emit_backward of builder.h.
+ *
+ * One rule per kernel, one for collectives. A rule sees only the forward operation: a dispatcher that is
+ * written forward has its backward pass. */
+#include "sim/builder.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* A backward operation of `f` that serves the reads in the mask; the rule fills in what differs. */
+static struct moe_op backward_of(int forward, const struct moe_op *f, uint32_t serves, const char *suffix)
+{
+    struct moe_op op = {.kind = f->kind, .kernel = f->kernel, .collective = f->collective, .comm = f->comm};
+    op.type = f->type;
+    op.stream = f->stream;
+    op.group = f->group;
+    op.n_dims = f->n_dims;
+    memcpy(op.dims, f->dims, sizeof op.dims);
+    op.bytes = MOE_UNSET;
+    op.of_block = forward;
+    op.of_id = f->id;
+    op.serves = serves;
+    snprintf(op.name, sizeof op.name, "d_%.40s%s", f->name, suffix);
+    return op;
+}
+
+static void set_lists(struct moe_op *op, struct moe_op lists)
+{
+    op->n_reads = lists.n_reads;
+    op->n_writes = lists.n_writes;
+    memcpy(op->reads, lists.reads, sizeof op->reads);
+    memcpy(op->writes, lists.writes, sizeof op->writes);
+}
+#define LISTS(...) ((struct moe_op){__VA_ARGS__})
+
+static void set_dims(struct moe_op *op, int m, int n, int k)
+{
+    op->dims[0] = m, op->dims[1] = n, op->dims[2] = k;
+}
+
+/* C [m,n] = A [m,k] B, with B [k,n], or [n,k] when trans_b. */
+static void backward_gemm(struct moe_builder *b, int block, const struct moe_op *f)
+{
+    moe_assert(!f->trans_a);
+    struct moe_ref dc = moe_grad_in(b, f->writes[0]);
+    int m = f->dims[0], n = f->dims[1], k = f->dims[2];
+    if (f->needs_grad & 1) {
+        struct moe_op op = backward_of(block, f, 1, "");
+        set_lists(&op, LISTS(MOE_READS(dc, f->reads[1]), MOE_WRITES(moe_grad_out(b, f->reads[0]))));
+        set_dims(&op, m, k, n);
+        op.trans_b = !f->trans_b;
+        moe_emit(b, op);
+    }
+    if (f->needs_grad & 2) {
+        struct moe_op op = backward_of(block, f, 2, "_w");
+        struct moe_ref left = f->trans_b ? dc : f->reads[0], right = f->trans_b ? f->reads[0] : dc;
+        set_lists(&op, LISTS(MOE_READS(left, right), MOE_WRITES(moe_grad_out(b, f->reads[1]))));
+        set_dims(&op, f->trans_b ? n : k, f->trans_b ? k : n, m);
+        op.trans_a = true;
+        moe_emit(b, op);
+    }
+}
+
+/* C [rows,n] = A [rows,k] B_g [k,n] for each group g. */
+static void backward_grouped(struct moe_builder *b, int block, const struct moe_op *f)
+{
+    moe_assert(!f->trans_b);
+    struct moe_ref dc = moe_grad_in(b, f->writes[0]);
+    if (f->needs_grad & 1) {
+        struct moe_op op = backward_of(block, f, 1, "");
+        set_lists(&op, LISTS(MOE_READS(dc, f->reads[1]), MOE_WRITES(moe_grad_out(b, f->reads[0]))));
+        set_dims(&op, f->dims[0], f->dims[2], f->dims[1]);
+        op.trans_b = true;
+        moe_emit(b, op);
+    }
+    if (f->needs_grad & 2) {
+        struct moe_op op = backward_of(block, f, 2, "_w");
+        op.kernel = MOE_K_GROUPED_WGRAD;
+        set_lists(&op, LISTS(MOE_READS(f->reads[0], dc), MOE_WRITES(moe_grad_out(b, f->reads[1]))));
+        moe_emit(b, op);
+    }
+}
+
+static void backward_combine(struct moe_builder *b, int block, const struct moe_op *f)
+{
+    struct moe_op op = backward_of(block, f, 7, "");
+    op.kernel = MOE_K_COMBINE_BWD;
+    const struct moe_ref *r = f->reads;
+    struct moe_ref dx = moe_grad_out(b, r[0]), drows = moe_grad_out(b, r[1]), dprob = moe_grad_out(b, r[2]);
+    set_lists(&op, LISTS(MOE_READS(moe_grad_in(b, f->writes[0]), r[1], r[2], r[3], r[4]),
+                         MOE_WRITES(dx, drows, dprob)));
+    moe_emit(b, op);
+}
+
+/* Kernels with one differentiable read: which kernel undoes them, and what that reads beside the gradient of
+ * writes[0]. */
+static const struct simple_rule {
+    enum moe_kernel forward, backward;
+    int wrt;           /* the read that needs the gradient */
+    int before, after; /* reads of the forward to hand over before and after the gradient, -1: none */
+    bool output;       /* hand over writes[0] instead of a read, before the gradient */
+} simple_rules[] = {
+    {MOE_K_EMBED, MOE_K_EMBED_BWD, 1, 0, -1, false},
+    {MOE_K_TOPK, MOE_K_TOPK_BWD, 0, -1, -1, true},
+    {MOE_K_PERMUTE, MOE_K_PERMUTE_BWD, 0, -1, 1, false},
+    {MOE_K_SORT_ROWS, MOE_K_UNSORT_ROWS, 0, -1, 1, false},
+    {MOE_K_UNSORT_ROWS, MOE_K_SORT_ROWS, 0, -1, 1, false},
+    {MOE_K_SWIGLU, MOE_K_SWIGLU_BWD, 0, 0, -1, false},
+};
+
+static void backward_simple(struct moe_builder *b, int block, const struct moe_op *f,
+                            const struct simple_rule *rule)
+{
+    struct moe_op op = backward_of(block, f, 1u << rule->wrt, "");
+    op.kernel = rule->backward;
+    if (rule->output) op.reads[op.n_reads++] = f->writes[0];
+    if (rule->before >= 0) op.reads[op.n_reads++] = f->reads[rule->before];
+    op.reads[op.n_reads++] = moe_grad_in(b, f->writes[0]);
+    if (rule->after >= 0) op.reads[op.n_reads++] = f->reads[rule->after];
+    op.writes[op.n_writes++] = moe_grad_out(b, f->reads[rule->wrt]);
+    moe_emit(b, op);
+}
+
+/* Gradients go back the way the data came. */
+static void backward_collective(struct moe_builder *b, int block, const struct moe_op *f)
+{
+    moe_assert(f->collective == MOE_ALLTOALL);
+    struct moe_op op = backward_of(block, f, 1, "");
+    op.send = f->recv;
+    op.recv = f->send;
+    set_lists(&op, LISTS(MOE_READS(moe_grad_in(b, f->writes[0])), MOE_WRITES(moe_grad_out(b, f->reads[0]))));
+    moe_emit(b, op);
+}
+
+static void backward_op(struct moe_builder *b, int block, const struct moe_op *f)
+{
+    if (f->kind == MOE_COLLECTIVE) {
+        backward_collective(b, block, f);
+        return;
+    }
+    switch (f->kernel) {
+    case MOE_K_GEMM: backward_gemm(b, block, f); return;
+    case MOE_K_GROUPED_GEMM: backward_grouped(b, block, f); return;
+    case MOE_K_COMBINE: backward_combine(b, block, f); return;
+    default: break;
+    }
+    for (size_t i = 0; i < sizeof simple_rules / sizeof *simple_rules; i++) {
+        if (simple_rules[i].forward != f->kernel) continue;
+        backward_simple(b, block, f, &simple_rules[i]);
+        return;
+    }
+    moe_bug(__FILE__, __LINE__, "a forward operation without a backward rule");
+}
+
+void moe_emit_backward(struct moe_builder *b, int forward)
+{
+    for (int i = b->s->roles[b->role].blocks[forward].n_ops - 1; i >= 0; i--) {
+        struct moe_op f = b->s->roles[b->role].blocks[forward].ops[i]; /* a copy: emitting moves the array */
+        if (f.needs_grad) backward_op(b, forward, &f);
+    }
+}

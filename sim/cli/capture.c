@@ -1,0 +1,124 @@
+/* capture.c - moesim capture: starts the ranks, waits for them, and merges what they recorded.
+ *
+ * RUN.db.rankN belong to the capture that runs; RUN.db changes only when they are merged into it. */
+#include "sim/cli/cli.h"
+#include "traces/store.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Open MPI as root, and with several ranks a core on one host. What the user set holds. */
+static const struct {
+    const char *name, *value;
+    bool root, crowded; /* needed only then */
+} environment[] = {
+    {"OMPI_ALLOW_RUN_AS_ROOT", "1", .root = true},
+    {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", .root = true},
+    {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+    {"OMPI_MCA_orte_execute_quiet", "1"}, /* a rank says itself why it failed */
+    {"OMPI_MCA_mpi_yield_when_idle", "1", .crowded = true},
+    {"OMPI_MCA_hwloc_base_binding_policy", "none", .crowded = true},
+    {"OMPI_MCA_btl", "self,vader", .crowded = true},
+    {"OMPI_MCA_pml", "ob1", .crowded = true},
+    {"OPENBLAS_NUM_THREADS", "1"},
+};
+
+static void set_environment(int64_t ranks)
+{
+    bool crowded = 2 * ranks > sysconf(_SC_NPROCESSORS_ONLN);
+    for (size_t i = 0; i < sizeof environment / sizeof *environment; i++)
+        if ((!environment[i].root || geteuid() == 0) && (!environment[i].crowded || crowded))
+            setenv(environment[i].name, environment[i].value, 0);
+}
+
+/* Before anything starts: one line instead of one from every rank. */
+static int check_files(const struct moe_args *args)
+{
+    const char *slash = strrchr(args->output, '/');
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%.*s.", slash ? (int)(slash - args->output) + 1 : 0, args->output);
+    if (access(folder, W_OK | X_OK) != 0)
+        return moe_fail(MOE_EFAILED, "%s: no folder to write to: %s", args->output, strerror(errno));
+    if (access(args->output, F_OK) == 0 && !moe_store_probe(args->output))
+        return moe_fail(MOE_EINPUT, "%s: exists and is no trace store; not replaced", args->output);
+    if (access(args->data, R_OK) != 0)
+        return moe_fail(MOE_EINPUT, "%s: cannot be read: %s", args->data, strerror(errno));
+    return MOE_OK;
+}
+
+/* Result: that of moe_program_run. */
+static int run_ranks(const struct moe_args *args, int64_t ranks)
+{
+    char program[PATH_MAX], number[4][24];
+    const int64_t value[4] = {ranks, args->steps, args->seed, args->timeout_s};
+    for (int i = 0; i < 4; i++) snprintf(number[i], sizeof number[i], "%lld", (long long)value[i]);
+    /* clang-format off */
+    const char *const argv[] = {
+        "mpirun", "-n", number[0],
+        moe_program_beside("moesim-capture", program), "--scenario", args->input, "--data", args->data,
+        "--output", args->output, "--steps", number[1], "--seed", number[2], "--timeout", number[3], NULL};
+    /* clang-format on */
+    if (ranks == 1) return moe_program_run(argv + 3, "moesim", NULL);
+    set_environment(ranks);
+    return moe_program_run(argv, "openmpi-bin", NULL);
+}
+
+static void rank_path(const char *output, int64_t rank, char out[PATH_MAX])
+{
+    snprintf(out, PATH_MAX, "%s.rank%lld", output, (long long)rank);
+}
+
+static void remove_rank_files(const char *output, int64_t ranks)
+{
+    char path[PATH_MAX];
+    for (int64_t r = 0; r < ranks; r++) {
+        rank_path(output, r, path);
+        unlink(path);
+    }
+}
+
+/* Did every rank commit something? */
+static bool all_recorded(const char *output, int64_t ranks)
+{
+    int64_t r = 0;
+    for (bool found = true; found && r < ranks; r += found) {
+        char path[PATH_MAX];
+        struct moe_store *store;
+        struct moe_store_info info;
+        rank_path(output, r, path);
+        if (moe_store_open(path, MOE_STORE_WRITE, &store) < 0) return false;
+        found = moe_store_info(store, &info) == MOE_OK && info.n_ops > 0;
+        moe_store_close(store);
+    }
+    return r == ranks;
+}
+
+int moe_cli_capture(const struct moe_args *args)
+{
+    struct moe_scenario *sc;
+    MOE_TRY(moe_scenario_load(args->input, &sc));
+    int64_t ranks = sc->ranks;
+    moe_scenario_free(sc);
+    if (args->ranks && args->ranks != ranks)
+        return moe_fail(MOE_EUSAGE, "-n %lld: %s has %lld ranks", (long long)args->ranks, args->input,
+                        (long long)ranks);
+    MOE_TRY(check_files(args));
+    remove_rank_files(args->output, ranks); /* left by a capture that was killed: not ours */
+    int code = run_ranks(args, ranks);
+    if (code < 0) return code;
+    bool kept = code == 0 || all_recorded(args->output, ranks);
+    if (kept) {
+        MOE_TRY(moe_store_merge(args->output, (int)ranks));
+        MOE_TRY(moe_print_trace(args->output, "moesim.capture/1", args->json));
+    } else {
+        remove_rank_files(args->output, ranks);
+    }
+    if (code == 0 || code == MOE_EXIT_INTERRUPTED) return code;
+    /* The program's own exit codes are those of moe_exit_code, its enum moe_err without the sign. */
+    return moe_fail(code <= -MOE_EVERDICT ? -code : MOE_EFAILED,
+                    "moesim-capture failed (exit code %d); %s %s", code, args->output,
+                    kept ? "holds what all ranks recorded" : "is as it was");
+}

@@ -1,0 +1,79 @@
+/* check.c - moesim check: verdicts, or what was proven. */
+#include "sim/check.h"
+
+#include "sim/cli/cli.h"
+
+#include <stdio.h>
+
+/* What the absence of a verdict of a class means. */
+static const struct {
+    const char *name, *proven;
+} classes[] = {
+    {"C1", "sizes: the members of every collective agree on kind, type and sizes, pair by pair"},
+    {"C2", "order: every collective is entered by all its members in one order; no rank waits for ever"},
+    {"C3", "scale: every gradient has the coefficient that it should have"},
+    {"C4", "reduction: every gradient is the sum of every contribution of the right ranks, once"},
+    {"C6", "content: nothing is read before it is written; every output is written"},
+};
+enum { CLASS_COUNT = sizeof classes / sizeof *classes };
+
+/* "0-3,7" */
+static void print_ranks(const struct moe_verdict *v)
+{
+    for (int first = 0, last; first < v->n_ranks; first = last + 1) {
+        for (last = first; last + 1 < v->n_ranks && v->ranks[last + 1] == v->ranks[last] + 1;) last++;
+        printf("%s%d", first ? "," : "", v->ranks[first]);
+        if (last > first) printf("-%d", v->ranks[last]);
+    }
+}
+
+static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)
+{
+    for (int i = 0; i < verdicts->n; i++) {
+        const struct moe_verdict *v = &verdicts->item[i];
+        printf("%s C%d ranks ", moe_severity_text[v->severity], v->check_class);
+        print_ranks(v);
+        printf(": %s: %s\n", v->op, v->text);
+    }
+    if (errors)
+        printf("%d error%s: ", errors, errors == 1 ? "" : "s");
+    else
+        printf("no errors: ");
+    moe_input_print(in);
+    for (int i = 0; i < CLASS_COUNT && !errors; i++) printf("  %s %s\n", classes[i].name, classes[i].proven);
+}
+
+static json_t *verdict_json(const struct moe_verdict *v)
+{
+    json_t *ranks = json_array();
+    for (int i = 0; i < v->n_ranks; i++) json_array_append_new(ranks, json_integer(v->ranks[i]));
+    char name[16];
+    snprintf(name, sizeof name, "C%d", v->check_class);
+    return json_pack("{s:s, s:s, s:o, s:[s], s:s}", "class", name, "severity", moe_severity_text[v->severity],
+                     "ranks", ranks, "ops", v->op, "text", v->text);
+}
+
+static void print_json(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)
+{
+    json_t *list = json_array(), *proven = json_array();
+    for (int i = 0; i < verdicts->n; i++) json_array_append_new(list, verdict_json(&verdicts->item[i]));
+    for (int i = 0; i < CLASS_COUNT && !errors; i++)
+        json_array_append_new(proven, json_string(classes[i].name));
+    moe_print_json(json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input",
+                             moe_input_json(in), "errors", errors, "verdicts", list, "proven", proven));
+}
+
+int moe_cli_check(const struct moe_args *args)
+{
+    struct moe_input in;
+    struct moe_verdicts verdicts = {0};
+    int errors = 0, err;
+    MOE_TRY_GOTO(moe_input_load(args, &in));
+    moe_check(in.schedule, in.routing, &verdicts);
+    for (int i = 0; i < verdicts.n; i++) errors += verdicts.item[i].severity == MOE_SEVERITY_ERROR;
+    (args->json ? print_json : print_text)(&verdicts, errors, &in);
+done:
+    moe_verdicts_free(&verdicts);
+    moe_input_free(&in);
+    return errors ? moe_exit_code(MOE_EVERDICT) : err;
+}

@@ -1,0 +1,93 @@
+/* cli - what the subcommands of moesim share: their arguments, what they read, how they print.
+ *
+ * A command builds its results as JSON and prints that, or tables and lines made of the same values, so both
+ * name things alike. Results go to standard output, and nothing else does; main reports errors. */
+#ifndef MOE_CLI_H
+#define MOE_CLI_H
+
+#include "sim/lower.h"
+#include "sim/simulate.h"
+
+#include <jansson.h>
+#include <limits.h>
+
+enum { MOE_MAX_VARY = 8, MOE_EXIT_INTERRUPTED = 130 };
+
+/* What the command line said, or the default of the option (main.c). Borrowed from argv. */
+struct moe_args {
+    const char *input; /* SCENARIO, TRACE or RUN.db */
+    const char *output, *data, *topology;
+    int64_t ranks, steps, seed, timeout_s, step;
+    bool json, help;
+    int n_vary;
+    const char *vary[MOE_MAX_VARY]; /* "key=value,value" */
+};
+
+/* Result of a command: its exit code, or a negative enum moe_err. */
+int moe_cli_capture(const struct moe_args *args);
+int moe_cli_check(const struct moe_args *args);
+int moe_cli_simulate(const struct moe_args *args);
+int moe_cli_compare(const struct moe_args *args);
+int moe_cli_trace_info(const struct moe_args *args);
+int moe_cli_report(const struct moe_args *args);
+
+/* ---- input.c: a scenario, or the scenario and one step of a trace ---- */
+
+struct moe_input {
+    struct moe_scenario *scenario;
+    struct moe_schedule *schedule;
+    struct moe_routing *routing;
+    const char *topology; /* --topology, or the scenario's; "" without either; borrowed */
+    int64_t step;         /* of the trace; -1: the routing was drawn */
+    int64_t tokens;       /* of all ranks */
+};
+/* Errors: those of the loaders; MOE_EINPUT when the routing of a trace does not fit its scenario; MOE_EUSAGE
+ * for --step without a trace. Freed with moe_input_free in any case. */
+int moe_input_load(const struct moe_args *args, struct moe_input *in);
+void moe_input_free(struct moe_input *in);
+/* "4 ranks, 2 layers, ...; routing drawn with skew 0.5, seed 1" and the same for --json. */
+void moe_input_print(const struct moe_input *in);
+json_t *moe_input_json(const struct moe_input *in);
+
+/* ---- simulate.c: what compare needs of it ---- */
+
+/* The parts that add up to a step: their words, JSON key, and place in moe_sim_result. */
+enum { MOE_PARTS = 4 };
+struct moe_part {
+    const char *text, *key;
+    size_t offset;
+};
+extern const struct moe_part moe_parts[MOE_PARTS];
+double moe_part_us(const struct moe_sim_result *r, int part);
+double moe_step_us(const struct moe_sim_result *r);
+/* Simulates on the topology of this name; MOE_EUSAGE when it is "". out is freed with moe_sim_free in any
+ * case. */
+int moe_predict(const struct moe_schedule *s, const struct moe_routing *r, const char *topology,
+                struct moe_sim_result *out);
+/* Adds step_us, the parts and the bytes that links of each class carried. */
+void moe_result_json(const struct moe_sim_result *r, json_t *object);
+
+/* ---- output.c ---- */
+
+json_t *moe_json_text(const char *text); /* bytes that are not UTF-8 become '?' */
+void moe_print_json(json_t *root);       /* and gives up root, as the next two do */
+void moe_print_fields(json_t *object);   /* a line a key */
+void moe_print_rows(json_t *list);       /* a table of objects with the same keys, which are its heads */
+
+/* ---- trace_info.c ---- */
+
+/* Prints what a trace store holds, as text or as JSON of this schema. */
+int moe_print_trace(const char *path, const char *schema, bool json);
+
+/* ---- process.c: the only place that starts processes ---- */
+
+/* The path of a program beside this one, or its name when there is none. */
+const char *moe_program_beside(const char *name, char out[PATH_MAX]);
+/* Runs argv (NULL-ended) in dir (NULL: here), without standard input, its output on standard error. SIGINT,
+ * SIGTERM and SIGHUP reach it as SIGTERM.
+ * Result: its exit code; 128 + the signal that killed it; MOE_EXIT_INTERRUPTED when one was passed on.
+ * Errors: MOE_EMISSING when there is no such program, naming its Debian package. */
+int moe_program_run(const char *const argv[], const char *package, const char *dir);
+int moe_program_gnuplot(const char *script, const char *dir); /* MOE_OK, or an error */
+
+#endif

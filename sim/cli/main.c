@@ -1,0 +1,214 @@
+/* main.c - the moesim command: one table of commands, one of options; see cli.h. */
+#include "sim/cli/cli.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum command_id { CAPTURE, CHECK, SIMULATE, COMPARE, TRACE_INFO, REPORT, COMMAND_COUNT };
+#define ON(command) (1u << (command))
+#define ON_ALL (ON(COMMAND_COUNT) - 1)
+#define READERS (ON(CHECK) | ON(SIMULATE) | ON(COMPARE))
+
+static const struct command {
+    const char *name, *operand, *summary;
+    int (*run)(const struct moe_args *args);
+} commands[] = {
+    [CAPTURE] = {"capture", "SCENARIO", "train the scenario's model for real on this machine, and record it",
+                 moe_cli_capture},
+    [CHECK] = {"check", "SCENARIO|TRACE",
+               "prove that a step is right, or say what hangs, drops or mis-scales", moe_cli_check},
+    [SIMULATE] = {"simulate", "SCENARIO|TRACE", "predict how long a step takes, and where the time goes",
+                  moe_cli_simulate},
+    [COMPARE] = {"compare", "SCENARIO|TRACE", "simulate variants; name the best, and why", moe_cli_compare},
+    [TRACE_INFO] = {"trace info", "TRACE", "what a capture holds", moe_cli_trace_info},
+    [REPORT] = {"report", "RUN.db", "one HTML page of a capture and its comparison", moe_cli_report},
+};
+
+enum kind { FLAG, TEXT, NUMBER, LIST };
+
+static const struct option {
+    const char *name;
+    char letter; /* or 0 */
+    const char *argument, *help;
+    unsigned commands, required; /* ON(...) */
+    enum kind kind;
+    size_t offset;
+    int64_t min, fallback; /* NUMBER; a fallback >= min is said in the help */
+} options[] = {
+#define AT(member) offsetof(struct moe_args, member)
+    {"ranks", 'n', "RANKS", "ranks to start: as many as the scenario has", ON(CAPTURE), 0, NUMBER, AT(ranks),
+     1, 0},
+    {"data", 0, "FILE", "any file: its bytes are the tokens", ON(CAPTURE), ON(CAPTURE), TEXT, AT(data)},
+    {"steps", 0, "N", "training steps", ON(CAPTURE), 0, NUMBER, AT(steps), 1, 20},
+    {"seed", 0, "S", "of the initial parameters and the batches", ON(CAPTURE), 0, NUMBER, AT(seed), 0, 1},
+    {"timeout", 0, "S", "seconds that a collective may take", ON(CAPTURE), 0, NUMBER, AT(timeout_s), 1, 60},
+    {"topology", 0, "T", "the machine: a name of topologies/ or a file", ON(SIMULATE) | ON(COMPARE), 0, TEXT,
+     AT(topology)},
+    {"vary", 0, "KEY=A,B", "what to compare; may be repeated; keys: topology, dispatcher", ON(COMPARE),
+     ON(COMPARE), LIST, AT(vary)},
+    {"step", 0, "N", "step of the trace (its last complete one)", READERS, 0, NUMBER, AT(step), 0, -1},
+    {"output", 'o', "RUN.db", "the trace store to write", ON(CAPTURE), ON(CAPTURE), TEXT, AT(output)},
+    {"output", 'o', "RESULTS.db", "store whose results to replace; may be the trace", ON(COMPARE), 0, TEXT,
+     AT(output)},
+    {"output", 'o', "DIR", "folder to write", ON(REPORT), ON(REPORT), TEXT, AT(output)},
+    {"json", 0, NULL, "print JSON", ON_ALL & ~ON(REPORT), 0, FLAG, AT(json)},
+    {"help", 'h', NULL, "this text", ON_ALL, 0, FLAG, AT(help)},
+};
+enum { OPTION_COUNT = sizeof options / sizeof *options };
+
+static void print_help(void)
+{
+    puts("usage: moesim COMMAND ...\n"
+         "Predicts, checks and measures the communication of mixture-of-experts training.\n");
+    for (int c = 0; c < COMMAND_COUNT; c++) printf("  %-12s %s\n", commands[c].name, commands[c].summary);
+    puts("\nmoesim COMMAND --help lists its options; moesim --version the version.\n"
+         "Exit codes: 0 done, 1 failed, 2 wrong command line, 3 wrong input, 4 a facility is missing,\n"
+         "5 a verdict failed, 130 interrupted.");
+}
+
+static void print_command_help(enum command_id id)
+{
+    const struct command *c = &commands[id];
+    printf("usage: moesim %s %s", c->name, c->operand);
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (options[i].required & ON(id)) printf(" --%s %s", options[i].name, options[i].argument);
+    printf(" [options]\n%s\n\n", c->summary);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const struct option *o = &options[i];
+        if (!(o->commands & ON(id))) continue;
+        int used = printf("  %c%c  --%s %s", o->letter ? '-' : ' ', o->letter ? o->letter : ' ', o->name,
+                          o->argument ? o->argument : "");
+        printf("%*s%s", used < 28 ? 28 - used : 1, "", o->help);
+        if (o->kind == NUMBER && o->fallback >= o->min) printf(" (%lld)", (long long)o->fallback);
+        putchar('\n');
+    }
+}
+
+/* ---- parsing ---- */
+
+/* Finds the command in the first words; *used out: how many they are. */
+static int find_command(int argc, char **argv, int *used)
+{
+    const char *names[COMMAND_COUNT];
+    char word[2 * MOE_NAME];
+    for (int c = 0; c < COMMAND_COUNT; c++) {
+        names[c] = commands[c].name;
+        bool two = strchr(names[c], ' ') && argc > 2;
+        snprintf(word, sizeof word, "%s%s%s", argv[1], two ? " " : "", two ? argv[2] : "");
+        *used = two ? 3 : 2;
+        if (!strcmp(word, names[c])) return c;
+    }
+    const char *nearest = moe_nearest(argv[1], names, COMMAND_COUNT);
+    return moe_fail(MOE_EUSAGE, "unknown command '%s'%s%s (moesim --help lists all)", argv[1],
+                    nearest ? ", did you mean " : "", nearest ? nearest : "");
+}
+
+/* The option called `name` [length] of a command; a letter is the name of length 1. */
+static int find_option(enum command_id id, const char *name, size_t length, const struct option **out)
+{
+    const char *names[OPTION_COUNT];
+    char word[MOE_NAME];
+    int n = 0;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const struct option *o = *out = &options[i];
+        if (!(o->commands & ON(id))) continue;
+        if (length == 1 ? o->letter == *name : strlen(o->name) == length && !strncmp(o->name, name, length))
+            return MOE_OK;
+        names[n++] = o->name;
+    }
+    snprintf(word, sizeof word, "%.*s", (int)length, name);
+    const char *nearest = moe_nearest(word, names, n);
+    return moe_fail(MOE_EUSAGE, "unknown option '%s'%s%s (--help lists all)", word,
+                    nearest ? ", did you mean --" : "", nearest ? nearest : "");
+}
+
+static int set_option(const struct option *o, const char *value, struct moe_args *args)
+{
+    void *at = (char *)args + o->offset;
+    char *end;
+    switch (o->kind) {
+    case FLAG: *(bool *)at = true; return MOE_OK;
+    case TEXT: *(const char **)at = value; return MOE_OK;
+    case NUMBER:
+        errno = 0;
+        *(int64_t *)at = strtoll(value, &end, 10);
+        if (end != value && !*end && !errno && *(int64_t *)at >= o->min) return MOE_OK;
+        return moe_fail(MOE_EUSAGE, "--%s %s: expected a whole number from %lld", o->name, value,
+                        (long long)o->min);
+    case LIST:
+        if (args->n_vary == MOE_MAX_VARY) return moe_fail(MOE_EUSAGE, "--%s: too many", o->name);
+        args->vary[args->n_vary++] = value;
+    }
+    return MOE_OK;
+}
+
+/* Reads argv[*i], an option, and its value: "--name value", "--name=value", "-x value" or "-xvalue". */
+static int read_option(enum command_id id, char **argv, int *i, struct moe_args *args)
+{
+    const struct option *o;
+    bool is_long = argv[*i][1] == '-';
+    const char *name = argv[*i] + 1 + is_long;
+    size_t length = is_long ? strcspn(name, "=") : 1;
+    const char *value = is_long && !name[length] ? NULL : name[length] ? name + length + is_long : NULL;
+    MOE_TRY(find_option(id, name, length, &o));
+    if (o->kind == FLAG && value) return moe_fail(MOE_EUSAGE, "--%s takes no value", o->name);
+    if (o->kind != FLAG && !value && !(value = argv[++*i]))
+        return moe_fail(MOE_EUSAGE, "--%s: expected %s (--help lists all)", o->name, o->argument);
+    return set_option(o, value, args);
+}
+
+static int read_args(enum command_id id, char **argv, struct moe_args *args)
+{
+    bool words_only = false;
+    unsigned given = 0;
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (options[i].kind == NUMBER) *(int64_t *)((char *)args + options[i].offset) = options[i].fallback;
+    for (int i = 0; argv[i] && !args->help; i++) {
+        if (!words_only && !strcmp(argv[i], "--"))
+            words_only = true;
+        else if (!words_only && argv[i][0] == '-' && argv[i][1])
+            MOE_TRY(read_option(id, argv, &i, args));
+        else if (given++)
+            return moe_fail(MOE_EUSAGE, "unexpected '%s' (--help lists all)", argv[i]);
+        else
+            args->input = argv[i];
+    }
+    if (args->help) return MOE_OK;
+    if (!given) return moe_fail(MOE_EUSAGE, "expected %s (see --help)", commands[id].operand);
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (options[i].required & ON(id) && !*(char **)((char *)args + options[i].offset))
+            return moe_fail(MOE_EUSAGE, "--%s %s is required (see --help)", options[i].name,
+                            options[i].argument);
+    return MOE_OK;
+}
+
+/* *name out: of the command, for the error. */
+static int run(int argc, char **argv, const char **name)
+{
+    struct moe_args args = {0};
+    int used;
+    if (argc < 2) return moe_fail(MOE_EUSAGE, "expected a command (moesim --help lists all)");
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return print_help(), MOE_OK;
+    if (!strcmp(argv[1], "--version")) return puts("moesim " MOESIM_VERSION), MOE_OK;
+    int id = find_command(argc, argv, &used);
+    if (id < 0) return id;
+    *name = commands[id].name;
+    MOE_TRY(read_args(id, argv + used, &args));
+    if (args.help) return print_command_help(id), MOE_OK;
+    return commands[id].run(&args);
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = NULL;
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error like a full disk */
+    signal(SIGCHLD, SIG_DFL); /* a parent may have left it ignored: exit codes would be lost */
+    int code = run(argc, argv, &name);
+    if (code >= 0 && (fflush(stdout) || ferror(stdout)))
+        code = moe_fail(MOE_EFAILED, "standard output: %s", strerror(errno));
+    if (code < 0) fprintf(stderr, "moesim%s%s: %s\n", name ? " " : "", name ? name : "", moe_error());
+    return code < 0 ? moe_exit_code(code) : code;
+}

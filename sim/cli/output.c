@@ -1,0 +1,105 @@
+/* output.c - see cli.h. */
+#include "sim/cli/cli.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+json_t *moe_json_text(const char *text)
+{
+    json_t *value = json_string(text);
+    if (value) return value;
+    char *copy = strdup(text);
+    for (char *p = copy; *p; p++)
+        if (*p & 0x80) *p = '?';
+    value = json_string(copy);
+    free(copy);
+    return value;
+}
+
+void moe_print_json(json_t *root)
+{
+    moe_assert(root);
+    json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(12));
+    putchar('\n');
+    json_decref(root);
+}
+
+/* ---- text ---- */
+
+enum { CELL = 128 };
+
+/* "1,234,567.8" */
+static void group_digits(char cell[CELL])
+{
+    char *first = cell + (*cell == '-');
+    for (int n = (int)strspn(first, "0123456789") - 3; n > 0; n -= 3) {
+        memmove(first + n + 1, first + n, strlen(first + n) + 1);
+        first[n] = ',';
+    }
+}
+
+static void write_cell(char cell[CELL], const json_t *value)
+{
+    double real = json_is_real(value) ? json_real_value(value) : NAN;
+    if (json_is_string(value))
+        snprintf(cell, CELL, "%s", json_string_value(value));
+    else if (json_is_integer(value))
+        snprintf(cell, CELL, "%lld", (long long)json_integer_value(value));
+    else if (json_is_boolean(value))
+        snprintf(cell, CELL, "%s", json_is_true(value) ? "yes" : "no");
+    else
+        snprintf(cell, CELL, isfinite(real) ? "%.3f" : "-", real);
+    if (json_is_number(value)) group_digits(cell);
+}
+
+void moe_print_fields(json_t *object)
+{
+    const char *key;
+    json_t *value;
+    char cell[CELL];
+    json_object_foreach(object, key, value)
+    {
+        write_cell(cell, value);
+        printf("%-16s  %s\n", key, cell);
+    }
+    json_decref(object);
+}
+
+/* Pads a cell: numbers to the right, text to the left, the last column not at all. */
+static void print_cell(const char *cell, int width, bool right, bool last)
+{
+    printf("%*s%s", right ? width : last ? 0 : -width, cell, last ? "\n" : "  ");
+}
+
+static int longest(int a, int b)
+{
+    return a > b ? a : b;
+}
+
+void moe_print_rows(json_t *list)
+{
+    enum { COLUMNS = 16 };
+    int width[COLUMNS] = {0}, n = (int)json_object_size(json_array_get(list, 0));
+    const char *key;
+    json_t *row, *value;
+    size_t i;
+    char cell[CELL];
+    moe_assert(n <= COLUMNS);
+    for (int pass = 0; pass < 3; pass++) /* widths, heads, rows */
+        json_array_foreach(list, i, row)
+        {
+            int c = 0;
+            json_object_foreach(row, key, value)
+            {
+                bool right = !json_is_string(value), last = c == n - 1;
+                write_cell(cell, value);
+                if (pass == 0) width[c] = longest(width[c], longest((int)strlen(cell), (int)strlen(key)));
+                if (pass == 1 && i == 0) print_cell(key, width[c], right, last);
+                if (pass == 2) print_cell(cell, width[c], right, last);
+                c++;
+            }
+        }
+    json_decref(list);
+}

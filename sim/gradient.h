@@ -1,0 +1,37 @@
+/* gradient - gradients as vectors of contributions, for check.
+ *
+ * A gradient on a rank is a sum of contributions, each with a coefficient: "what operation o of rank r
+ * computed". Backward kernels add one, all-reduce adds the vectors of the members, scale divides. The
+ * gradient is right when every contribution of every replica is in it once, with coefficient 1 / divisor.
+ * Vectors are shared between ranks: an all-reduce over n ranks makes one. */
+#ifndef MOE_GRADIENT_H
+#define MOE_GRADIENT_H
+
+#include "sim/schedule.h"
+
+struct moe_gradients;
+struct moe_gradients *moe_gradients_new(const struct moe_schedule *s);
+void moe_gradients_free(struct moe_gradients *g);
+
+/* `op` of block `block` wrote a contribution into (buffer, slot) on `rank`. */
+void moe_gradient_contribute(struct moe_gradients *g, int buffer, int slot, int rank, int block,
+                             const struct moe_op *op, bool accumulate);
+/* An all-reduce (sum) over the ranks [n]. Cost: O(entries * log entries). */
+void moe_gradient_sum(struct moe_gradients *g, int buffer, int slot, const int *ranks, int n);
+/* `op` divides it on a rank. */
+void moe_gradient_divide(struct moe_gradients *g, int buffer, int slot, int rank, double divisor,
+                         const struct moe_op *op);
+
+/* How the gradient on a rank differs from what parameter `p` requires. All zero: right. */
+struct moe_gradient_fault {
+    int missing, extra; /* contributions that should be there and are not; that should not be there */
+    int missing_rank;   /* a rank whose contribution is missing */
+    int extra_rank;     /* a rank whose contribution should not be there */
+    double factor;      /* coefficient found / required where it differs from 1, else 0 */
+    double divisor;     /* by which the last division divided, 0: there was none */
+    const struct moe_op *divided_in;
+};
+struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, const struct moe_param *p, int slot,
+                                             int rank, double divisor);
+
+#endif

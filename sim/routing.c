@@ -1,0 +1,147 @@
+/* routing.c - see routing.h. */
+#include "sim/routing.h"
+
+#include "traces/store.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct moe_routing *moe_routing_new(int n_layers, int n_ranks, int n_experts, int top_k)
+{
+    struct moe_routing *r = moe_alloc(1, sizeof *r);
+    r->n_layers = n_layers;
+    r->n_ranks = n_ranks;
+    r->n_experts = n_experts;
+    r->top_k = top_k;
+    r->tokens = moe_alloc((size_t)n_ranks, sizeof *r->tokens);
+    r->counts = moe_alloc((size_t)n_layers * (size_t)n_ranks * (size_t)n_experts, sizeof *r->counts);
+    return r;
+}
+
+void moe_routing_free(struct moe_routing *r)
+{
+    if (!r) return;
+    free(r->tokens);
+    free(r->counts);
+    free(r);
+}
+
+/* ---- generate ---- */
+
+/* Streams of the generator: one a layer for the order of the experts, one a (layer, rank) for the draws. */
+static uint64_t stream_of(int layer, int rank)
+{
+    return (uint64_t)layer << 32 | (uint32_t)(rank + 1);
+}
+
+/* weight [E] of each expert in this layer: the permutation is a Fisher-Yates shuffle of the weights. */
+static void shuffle_weights(double *weight, int n_experts, double skew, uint64_t seed, int layer)
+{
+    for (int e = 0; e < n_experts; e++) {
+        int other = (int)(moe_uniform(seed, stream_of(layer, -1), (uint64_t)e) * (e + 1));
+        weight[e] = weight[other];
+        weight[other] = pow(1 + e, -skew);
+    }
+}
+
+/* Draws one of the experts that are not taken; u in [0, 1). Their weights are summed anew each time: what is
+ * left of a heavy total after subtracting would be noise. */
+static int draw(const double *weight, const bool *taken, int n_experts, double u)
+{
+    double left = 0;
+    int chosen = -1;
+    for (int e = 0; e < n_experts; e++) left += taken[e] ? 0 : weight[e];
+    left *= u;
+    for (int e = 0; e < n_experts; e++) {
+        if (taken[e]) continue;
+        /* Also the answer when rounding leaves something after the last. */
+        if (chosen < 0 || weight[e] > 0) chosen = e;
+        left -= weight[e];
+        if (left < 0) break;
+    }
+    return chosen;
+}
+
+struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_experts, int top_k,
+                                         const int64_t *tokens, double skew, uint64_t seed)
+{
+    moe_assert(top_k <= n_experts);
+    struct moe_routing *r = moe_routing_new(n_layers, n_ranks, n_experts, top_k);
+    memcpy(r->tokens, tokens, (size_t)n_ranks * sizeof *tokens);
+    double *weight = moe_alloc((size_t)n_experts, sizeof *weight);
+    bool *taken = moe_alloc((size_t)n_experts, sizeof *taken);
+    for (int l = 0; l < n_layers; l++) {
+        shuffle_weights(weight, n_experts, skew, seed, l);
+        for (int rank = 0; rank < n_ranks; rank++) {
+            int32_t *counts = moe_routing_counts(r, l, rank);
+            for (int64_t i = 0; i < tokens[rank] * top_k; i++) {
+                if (i % top_k == 0) memset(taken, 0, (size_t)n_experts);
+                double u = moe_uniform(seed, stream_of(l, rank), (uint64_t)i);
+                int e = draw(weight, taken, n_experts, u);
+                taken[e] = true;
+                counts[e]++;
+            }
+        }
+    }
+    free(weight);
+    free(taken);
+    return r;
+}
+
+/* ---- load ---- */
+
+/* Adds the routing of one (layer, rank) to the counts. */
+static int load_one(struct moe_store *store, int64_t step, int layer, int rank, struct moe_routing *r)
+{
+    int64_t n_tokens = 0;
+    int top_k = 0, err = MOE_OK;
+    int32_t *ids, *counts = moe_routing_counts(r, layer, rank);
+    MOE_TRY(moe_store_routing(store, step, layer, rank, &n_tokens, &top_k, &ids));
+    if (!ids)
+        return moe_fail(MOE_EINPUT, "step %lld of the trace has no routing for layer %d, rank %d",
+                        (long long)step, layer, rank);
+    if (layer == 0) r->tokens[rank] = n_tokens;
+    if (top_k != r->top_k || n_tokens != r->tokens[rank])
+        err = moe_fail(
+            MOE_EINPUT,
+            "step %lld of the trace, layer %d, rank %d: %lld tokens to %d experts, expected %lld to %d",
+            (long long)step, layer, rank, (long long)n_tokens, top_k, (long long)r->tokens[rank], r->top_k);
+    for (int64_t i = 0; i < n_tokens * top_k && err == MOE_OK; i++) {
+        if (ids[i] < r->n_experts)
+            counts[ids[i]]++;
+        else
+            err = moe_fail(MOE_EINPUT, "step %lld of the trace, layer %d, rank %d: expert %d of %d",
+                           (long long)step, layer, rank, ids[i], r->n_experts);
+    }
+    free(ids);
+    return err;
+}
+
+int moe_routing_load(struct moe_store *store, int64_t step, struct moe_routing **out)
+{
+    struct moe_store_info info;
+    *out = NULL;
+    MOE_TRY(moe_store_info(store, &info));
+    if (info.steps_complete == 0) return moe_fail(MOE_EINPUT, "the trace has no complete step");
+    if (step < 0) step = info.last_step;
+    if (step < info.first_step || step > info.last_step)
+        return moe_fail(MOE_EINPUT, "the trace has no complete step %lld, expected %lld to %lld",
+                        (long long)step, (long long)info.first_step, (long long)info.last_step);
+    /* Every (layer, rank) of the step has a row: this bounds what is allocated by what is there. */
+    if (info.n_layers < 1 || info.n_experts < 1 || info.top_k < 1 ||
+        (int64_t)info.n_layers * info.n_ranks > info.n_routing)
+        return moe_fail(MOE_EINPUT, "the trace has %lld routings and says layers %d, experts %d, top_k %d",
+                        (long long)info.n_routing, info.n_layers, info.n_experts, info.top_k);
+    struct moe_routing *r = moe_routing_new(info.n_layers, info.n_ranks, info.n_experts, info.top_k);
+    int err = MOE_OK;
+    for (int l = 0; l < r->n_layers && err == MOE_OK; l++)
+        for (int rank = 0; rank < r->n_ranks && err == MOE_OK; rank++)
+            err = load_one(store, step, l, rank, r);
+    if (err < 0) {
+        moe_routing_free(r);
+        return err;
+    }
+    *out = r;
+    return MOE_OK;
+}

@@ -1,0 +1,600 @@
+/* simulate.c - see simulate.h.
+ *
+ * Nothing is queued: the host and each stream of a rank are cursors over the same list in host order. A
+ * cursor counts what it passed on each lane (a stream or a communicator); an operation is issued when the
+ * host's cursor is past it, and may start when what is done on the lanes it depends on has caught up with
+ * what its cursor passed there. A collective also depends on its own communicator, so a rank is in one
+ * collective of a communicator at a time, and at most two of them overlap in a group: one that some members
+ * have left and the next, which they already entered. */
+#include "sim/simulate.h"
+
+#include "sim/heap.h"
+#include "sim/network.h"
+#include "sim/values.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COMPUTE, EXPOSED, WAITING, HOST, SPENT_COUNT }; /* what a rank's time counts as, first that applies */
+enum { EVENT_HOST, EVENT_DONE };                       /* rank a's host is free; its stream b has finished */
+
+struct cursor {
+    int instance, op;
+    int *passed; /* [lanes] */
+};
+
+/* An operation of a rank, as a cursor finds it. */
+struct job {
+    const struct moe_block *block;
+    const struct moe_op *op;
+    int layer;
+    struct moe_sim_row *row; /* its times are sums over ranks in ps until the end */
+    moe_ps since;            /* entry into a collective */
+    struct meet *meet;
+};
+
+struct rank {
+    struct cursor host, stream[MOE_STREAM_COUNT];
+    struct job job[MOE_STREAM_COUNT]; /* running, or the last that ran */
+    int *done;                        /* [lanes] */
+    bool host_busy;
+    moe_ps host_since; /* since when it is at its present operation */
+    int active[HOST];  /* kernels running; collectives in flight; collectives waiting for members */
+    moe_ps since, spent[SPENT_COUNT];
+};
+
+struct member {
+    bool here;
+    int stream, pending; /* flows from and to it */
+};
+
+/* A collective of one group, from the first entry to the last exit. */
+struct meet {
+    int comm, group, size;
+    int arrived, left, flows;
+    moe_ps start;
+    double latency_s;
+    struct member *member; /* [size] */
+};
+
+struct sim {
+    const struct moe_schedule *s;
+    const struct moe_topo *topo;
+    struct moe_sim_result *out;
+    struct moe_heap heap;
+    struct moe_network net;
+    struct moe_values *values;
+    moe_ps now;
+    struct rank *rank;
+    struct meet *meet;      /* [comms, ranks, 2]: two for each group */
+    int *lanes;             /* all `passed` and `done` */
+    struct member *members; /* all members of meets */
+    const struct moe_op **ops;
+    int *row_of, max_blocks, max_ops; /* row_of[role, block, op] */
+};
+
+static int lane_of_comm(int comm)
+{
+    return MOE_STREAM_COUNT + comm;
+}
+
+static struct meet *meet_at(const struct sim *sim, int comm, int group, int nth)
+{
+    return &sim->meet[2 * ((size_t)comm * (size_t)sim->s->n_ranks + (size_t)group) + (size_t)(nth % 2)];
+}
+
+/* ---- rows: one line of the breakdown per operation of a block, whatever the layer and the role ---- */
+
+static int find_row(struct moe_sim_result *out, const struct moe_block *block, const struct moe_op *op)
+{
+    char label[2 * MOE_NAME] = "";
+    snprintf(label, sizeof label, "%.20s %s %s", block->name, moe_pass_text[block->pass], op->name);
+    for (int i = 0; i < out->n_rows; i++)
+        if (!strcmp(out->rows[i].op, label)) return i;
+    out->rows = moe_grow(out->rows, &out->cap_rows, out->n_rows + 1, sizeof *out->rows);
+    struct moe_sim_row *row = &out->rows[out->n_rows];
+    *row = (struct moe_sim_row){.kind = op->kind};
+    memcpy(row->op, label, sizeof label);
+    return out->n_rows++;
+}
+
+static int *row_at(const struct sim *sim, int role, int block, int op)
+{
+    return &sim->row_of[((size_t)role * (size_t)sim->max_blocks + (size_t)block) * (size_t)sim->max_ops +
+                        (size_t)op];
+}
+
+/* Blocks are written in the order in which they first run. */
+static void make_rows(struct sim *sim)
+{
+    const struct moe_schedule *s = sim->s;
+    for (int i = 0; i < s->n_roles; i++) {
+        if (s->roles[i].n_blocks > sim->max_blocks) sim->max_blocks = s->roles[i].n_blocks;
+        for (int b = 0; b < s->roles[i].n_blocks; b++)
+            if (s->roles[i].blocks[b].n_ops > sim->max_ops) sim->max_ops = s->roles[i].blocks[b].n_ops;
+    }
+    sim->row_of = moe_alloc((size_t)s->n_roles * (size_t)sim->max_blocks * (size_t)sim->max_ops, sizeof(int));
+    for (int i = 0; i < s->n_roles; i++) {
+        const struct moe_role *role = &s->roles[i];
+        for (int b = 0; b < role->n_blocks; b++) {
+            int instances = 0;
+            for (int n = 0; n < role->n_instances; n++) instances += role->itinerary[n].block == b;
+            for (int o = 0; o < role->blocks[b].n_ops; o++) {
+                int row = *row_at(sim, i, b, o) =
+                    find_row(sim->out, &role->blocks[b], &role->blocks[b].ops[o]);
+                if (sim->out->rows[row].instances < instances) sim->out->rows[row].instances = instances;
+            }
+        }
+    }
+}
+
+/* ---- accounts ---- */
+
+/* A rank's time since its last change counts as the first thing that it was doing. */
+static void change(struct sim *sim, int rank, int what, int by)
+{
+    struct rank *r = &sim->rank[rank];
+    int was = COMPUTE;
+    while (was < HOST && !r->active[was]) was++;
+    r->spent[was] += sim->now - r->since;
+    r->since = sim->now;
+    r->active[what] += by;
+}
+
+static void after(struct sim *sim, moe_ps delay, int kind, int rank, int stream)
+{
+    moe_heap_push(&sim->heap,
+                  (struct moe_event){.time = sim->now + delay, .kind = kind, .a = rank, .b = stream});
+}
+
+/* ---- sizes ---- */
+
+/* Relays a size; one that the device does not know yet becomes the error. */
+static int64_t known(const struct job *job, int rank, int64_t size)
+{
+    if (size >= 0) return size;
+    char label[2 * MOE_NAME];
+    moe_op_label(job->block, job->op, job->layer, label);
+    return moe_fail(MOE_EVERDICT, "%s: rank %d starts it before its size is known (run check)", label, rank);
+}
+
+static int64_t size_of(const struct sim *sim, const struct job *job, int expr, int rank, int index)
+{
+    struct moe_env env = moe_values_device(sim->values);
+    return known(job, rank, moe_eval(sim->s, env, expr, rank, job->layer, index));
+}
+
+/* Seconds of an [m, k] x [k, n] product: the slower of arithmetic and memory. */
+static double product_s(const struct moe_topo *t, enum moe_type type, double m, double n, double k)
+{
+    double flops = type == MOE_F64 ? t->matmul_float64_flops : t->matmul_float32_flops;
+    return fmax(2 * m * n * k / flops, moe_type_bytes[type] * (m * k + k * n + m * n) / t->memory_Bps);
+}
+
+static int products_time(const struct sim *sim, const struct job *job, int rank, moe_ps *out)
+{
+    const struct moe_op *op = job->op;
+    struct moe_env env = moe_values_device(sim->values);
+    bool grouped = moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
+    int groups = grouped ? moe_symbol_count(sim->s, op->group) : 1;
+    int64_t n = size_of(sim, job, op->dims[1], rank, 0), k = size_of(sim, job, op->dims[2], rank, 0);
+    double total_s = 0;
+    for (int g = 0; g < groups; g++) {
+        int64_t m = grouped ? known(job, rank, env.value(env.ctx, op->group, rank, job->layer, g))
+                            : size_of(sim, job, op->dims[0], rank, 0);
+        if (m < 0 || n < 0 || k < 0) return MOE_EVERDICT;
+        total_s += product_s(sim->topo, op->type, (double)m, (double)n, (double)k);
+    }
+    *out = moe_time(total_s, 1);
+    return MOE_OK;
+}
+
+static int kernel_time(const struct sim *sim, const struct job *job, int rank, moe_ps *out)
+{
+    if (moe_kernel_cost[job->op->kernel] != MOE_COST_MEMORY) return products_time(sim, job, rank, out);
+    int64_t bytes = size_of(sim, job, job->op->bytes, rank, 0);
+    if (bytes < 0) return MOE_EVERDICT;
+    *out = moe_time((double)bytes, sim->topo->memory_Bps);
+    return MOE_OK;
+}
+
+/* ---- collectives ---- */
+
+static int rank_at(const struct sim *sim, const struct meet *m, int place)
+{
+    const struct moe_comm *comm = &sim->s->comms[m->comm];
+    return comm->members[comm->first[m->group] + place];
+}
+
+static const struct job *job_at(const struct sim *sim, const struct meet *m, int place)
+{
+    return &sim->rank[rank_at(sim, m, place)].job[m->member[place].stream];
+}
+
+static void add_flow(struct sim *sim, struct meet *m, int from, int to, int64_t bytes)
+{
+    int a = rank_at(sim, m, from), b = rank_at(sim, m, to);
+    moe_network_add(&sim->net, sim->now, a, b, bytes, (int)(m - sim->meet));
+    m->flows++;
+    m->member[from].pending++;
+    m->member[to].pending++;
+    m->latency_s = fmax(m->latency_s, moe_topo_latency_s(sim->topo, a, b));
+    if (a != b) job_at(sim, m, from)->row->bytes += bytes;
+}
+
+/* Adds what members `from` and `to` both say the first sends to the second; *bytes out. */
+static int agreed_bytes(const struct sim *sim, const struct meet *m, int from, int to, int64_t *bytes)
+{
+    const struct job *sender = job_at(sim, m, from), *receiver = job_at(sim, m, to);
+    int a = rank_at(sim, m, from), b = rank_at(sim, m, to);
+    int64_t sent = size_of(sim, sender, sender->op->send, a, to);
+    int64_t received = size_of(sim, receiver, receiver->op->recv, b, from);
+    if (sent < 0 || received < 0) return MOE_EVERDICT;
+    *bytes = sent * moe_type_bytes[sender->op->type];
+    if (sent == received) return MOE_OK;
+    char label[2 * MOE_NAME];
+    moe_op_label(sender->block, sender->op, sender->layer, label);
+    return moe_fail(MOE_EVERDICT, "%s: rank %d sends %lld elements, rank %d expects %lld (run check)", label,
+                    a, (long long)sent, b, (long long)received);
+}
+
+static int start_alltoall(struct sim *sim, struct meet *m)
+{
+    for (int from = 0; from < m->size; from++)
+        for (int to = 0; to < m->size; to++) {
+            int64_t bytes;
+            MOE_TRY(agreed_bytes(sim, m, from, to, &bytes));
+            if (bytes) add_flow(sim, m, from, to, bytes);
+        }
+    return MOE_OK;
+}
+
+/* A ring: a byte is passed on n - 1 times to be summed and n - 1 times to be spread. */
+static int start_allreduce(struct sim *sim, struct meet *m)
+{
+    for (int from = 0; from < m->size; from++) {
+        int to = (from + 1) % m->size;
+        int64_t bytes;
+        MOE_TRY(agreed_bytes(sim, m, from, to, &bytes));
+        bytes = llround(2.0 * (m->size - 1) / m->size * (double)bytes);
+        if (bytes) add_flow(sim, m, from, to, bytes);
+    }
+    m->latency_s *= 2 * (m->size - 1);
+    return MOE_OK;
+}
+
+static const struct {
+    int (*start)(struct sim *sim, struct meet *m); /* adds its flows */
+    bool together;                                 /* no member leaves before all flows have ended */
+} collectives[] = {
+    [MOE_ALLTOALL] = {start_alltoall, false},
+    [MOE_ALLREDUCE] = {start_allreduce, true},
+};
+
+/* Member `place` leaves when the flows that concern it have ended. */
+static void leave_if_over(struct sim *sim, struct meet *m, int place)
+{
+    const struct moe_op *op = job_at(sim, m, place)->op;
+    if (collectives[op->collective].together ? m->flows : m->member[place].pending) return;
+    after(sim, moe_time(m->latency_s, 1), EVENT_DONE, rank_at(sim, m, place), m->member[place].stream);
+}
+
+static int check_same(const struct sim *sim, const struct meet *m)
+{
+    const struct job *first = job_at(sim, m, 0);
+    for (int i = 1; i < m->size; i++) {
+        const struct job *other = job_at(sim, m, i);
+        if (other->op->collective == first->op->collective && other->op->type == first->op->type &&
+            other->layer == first->layer)
+            continue;
+        char a[2 * MOE_NAME], b[2 * MOE_NAME];
+        moe_op_label(first->block, first->op, first->layer, a);
+        moe_op_label(other->block, other->op, other->layer, b);
+        return moe_fail(MOE_EVERDICT, "rank %d is in %s where rank %d is in %s (run check)",
+                        rank_at(sim, m, 0), a, rank_at(sim, m, i), b);
+    }
+    return MOE_OK;
+}
+
+/* All members are there. */
+static int start_collective(struct sim *sim, struct meet *m)
+{
+    MOE_TRY(check_same(sim, m));
+    const struct job *first = job_at(sim, m, 0);
+    m->start = sim->now;
+    m->left = m->flows = 0;
+    m->latency_s = 0;
+    for (int i = 0; i < m->size; i++) {
+        const struct job *job = job_at(sim, m, i);
+        change(sim, rank_at(sim, m, i), WAITING, -1);
+        change(sim, rank_at(sim, m, i), EXPOSED, 1);
+        job->row->wait_us += (double)(sim->now - job->since);
+        sim->ops[i] = job->op;
+    }
+    MOE_TRY(collectives[first->op->collective].start(sim, m));
+    /* Now, not at the end: a member that leaves early knows what it received. */
+    moe_values_collective(sim->values, sim->ops, m->comm, m->group, first->layer);
+    for (int i = 0; i < m->size; i++) leave_if_over(sim, m, i);
+    return MOE_OK;
+}
+
+static int enter(struct sim *sim, int rank, int stream)
+{
+    struct job *job = &sim->rank[rank].job[stream];
+    int c = job->op->comm;
+    const struct moe_comm *comm = &sim->s->comms[c];
+    int nth = sim->rank[rank].done[lane_of_comm(c)];
+    struct meet *m = job->meet = meet_at(sim, c, comm->group_of[rank], nth);
+    m->member[comm->index_of[rank]] = (struct member){.here = true, .stream = stream};
+    change(sim, rank, WAITING, 1);
+    return ++m->arrived == m->size ? start_collective(sim, m) : MOE_OK;
+}
+
+static void end_flow(struct sim *sim, const struct moe_flow *f)
+{
+    struct meet *m = &sim->meet[f->tag];
+    const struct moe_comm *comm = &sim->s->comms[m->comm];
+    int from = comm->index_of[f->from], to = comm->index_of[f->to];
+    m->flows--;
+    m->member[from].pending--;
+    m->member[to].pending--;
+    if (!collectives[job_at(sim, m, from)->op->collective].together) {
+        leave_if_over(sim, m, from);
+        if (to != from) leave_if_over(sim, m, to);
+    } else if (!m->flows)
+        for (int i = 0; i < m->size; i++) leave_if_over(sim, m, i);
+}
+
+/* ---- ranks ---- */
+
+/* The operation at a cursor; false at the end of the itinerary. */
+static bool at(const struct sim *sim, int rank, struct cursor *c, struct job *out)
+{
+    int role_id = sim->s->role_of[rank];
+    const struct moe_role *role = &sim->s->roles[role_id];
+    for (; c->instance < role->n_instances; c->instance++, c->op = 0) {
+        struct moe_instance instance = role->itinerary[c->instance];
+        const struct moe_block *block = &role->blocks[instance.block];
+        if (c->op == block->n_ops) continue;
+        *out = (struct job){.block = block,
+                            .op = &block->ops[c->op],
+                            .layer = instance.layer,
+                            .row = &sim->out->rows[*row_at(sim, role_id, instance.block, c->op)],
+                            .since = sim->now};
+        return true;
+    }
+    return false;
+}
+
+static void pass(struct cursor *c, const struct moe_op *op)
+{
+    if (op->kind != MOE_HOST_SYNC) c->passed[op->stream]++;
+    if (op->kind == MOE_COLLECTIVE) c->passed[lane_of_comm(op->comm)]++;
+    c->op++;
+}
+
+static bool caught_up(const struct rank *r, const struct cursor *c, int lane)
+{
+    return r->done[lane] >= c->passed[lane];
+}
+
+static bool waits_over(const struct rank *r, const struct cursor *c, const struct moe_op *op)
+{
+    for (int s = 0; s < MOE_STREAM_COUNT; s++)
+        if (op->waits >> s & 1 && !caught_up(r, c, s)) return false;
+    return true;
+}
+
+/* Starts the next operation of a stream if it may. */
+static int try_stream(struct sim *sim, int rank, int stream)
+{
+    struct rank *r = &sim->rank[rank];
+    struct cursor *c = &r->stream[stream];
+    struct job job;
+    for (;;) {
+        if (!at(sim, rank, c, &job)) return MOE_OK;
+        if (job.op->kind != MOE_HOST_SYNC && job.op->stream == stream) break;
+        pass(c, job.op);
+    }
+    bool issued = r->host.passed[stream] > c->passed[stream];
+    if (!issued || !caught_up(r, c, stream) || !waits_over(r, c, job.op)) return MOE_OK;
+    if (job.op->kind == MOE_COLLECTIVE && !caught_up(r, c, lane_of_comm(job.op->comm))) return MOE_OK;
+    pass(c, job.op);
+    r->job[stream] = job;
+    if (job.op->kind == MOE_COLLECTIVE) return enter(sim, rank, stream);
+    moe_ps time;
+    MOE_TRY(kernel_time(sim, &job, rank, &time));
+    job.row->own_us += (double)time;
+    change(sim, rank, COMPUTE, 1);
+    after(sim, time, EVENT_DONE, rank, stream);
+    return MOE_OK;
+}
+
+/* Sets the host to its next operation if it is free to. */
+static void try_host(struct sim *sim, int rank)
+{
+    struct rank *r = &sim->rank[rank];
+    struct job job;
+    if (r->host_busy || !at(sim, rank, &r->host, &job)) return;
+    bool sync = job.op->kind == MOE_HOST_SYNC;
+    if (sync && !waits_over(r, &r->host, job.op)) return;
+    if (sync) job.row->wait_us += (double)(sim->now - r->host_since);
+    r->host_busy = true;
+    r->host_since = sim->now;
+    after(sim, moe_time(sync ? sim->topo->host_sync_s : sim->topo->launch_s, 1), EVENT_HOST, rank, 0);
+}
+
+/* Starts whatever a rank can start now. */
+static int go_on(struct sim *sim, int rank)
+{
+    for (int stream = 0; stream < MOE_STREAM_COUNT; stream++) MOE_TRY(try_stream(sim, rank, stream));
+    try_host(sim, rank);
+    return MOE_OK;
+}
+
+static void host_is_free(struct sim *sim, int rank)
+{
+    struct rank *r = &sim->rank[rank];
+    struct job job;
+    at(sim, rank, &r->host, &job);
+    if (job.op->kind == MOE_HOST_SYNC) {
+        moe_values_host_sync(sim->values, job.op, rank, job.layer);
+        job.row->own_us += (double)(sim->now - r->host_since);
+    }
+    pass(&r->host, job.op);
+    r->host_busy = false;
+    r->host_since = sim->now;
+}
+
+static void op_is_done(struct sim *sim, int rank, int stream)
+{
+    struct rank *r = &sim->rank[rank];
+    const struct job *job = &r->job[stream];
+    r->done[stream]++;
+    if (job->op->kind == MOE_KERNEL) {
+        change(sim, rank, COMPUTE, -1);
+        moe_values_kernel(sim->values, job->op, rank, job->layer);
+        return;
+    }
+    struct meet *m = job->meet;
+    change(sim, rank, EXPOSED, -1);
+    r->done[lane_of_comm(m->comm)]++;
+    job->row->own_us += (double)(sim->now - m->start);
+    m->member[sim->s->comms[m->comm].index_of[rank]].here = false;
+    if (++m->left == m->size) m->arrived = 0;
+}
+
+/* ---- the loop ---- */
+
+/* The first operation that a rank issued and did not finish is a collective that others have not entered,
+ * since all before it is done: so if anyone waits for ever, there is a group that is not complete. */
+static int check_hang(const struct sim *sim)
+{
+    const struct meet *m = sim->meet, *end = meet_at(sim, sim->s->n_comms, 0, 0);
+    while (m < end && (m->arrived == 0 || m->arrived == m->size)) m++;
+    if (m == end) return MOE_OK;
+    char label[2 * MOE_NAME], missing[256] = "";
+    size_t length = 0;
+    for (int i = 0; i < m->size; i++)
+        if (m->member[i].here) {
+            const struct job *job = job_at(sim, m, i);
+            moe_op_label(job->block, job->op, job->layer, label);
+        } else if (length < sizeof missing - 16)
+            length += (size_t)sprintf(missing + length, " %d", rank_at(sim, m, i));
+        else
+            strcpy(missing + length, " ...");
+    return moe_fail(MOE_EVERDICT, "%s: %d of %d ranks wait for ever; missing:%s (run check)", label,
+                    m->arrived, m->size, missing);
+}
+
+/* Events of one time come first, then the network is solved once for all that they changed. */
+static int run(struct sim *sim)
+{
+    for (int rank = 0; rank < sim->s->n_ranks; rank++) MOE_TRY(go_on(sim, rank));
+    for (;; sim->out->events++) {
+        moe_ps event = sim->heap.n ? sim->heap.event[0].time : MOE_NEVER;
+        moe_ps flow = event > sim->now ? moe_network_next(&sim->net) : MOE_NEVER;
+        if (event == MOE_NEVER && flow == MOE_NEVER) return check_hang(sim);
+        sim->now = flow <= event ? flow : event;
+        if (sim->now >= INT64_MAX / 2) return moe_fail(MOE_EINPUT, "the step lasts more than 50 days");
+        if (flow <= event) {
+            moe_network_end(&sim->net, flow);
+            for (int f = 0; f < sim->net.n_ended; f++) end_flow(sim, &sim->net.ended[f]);
+            continue;
+        }
+        struct moe_event e;
+        moe_heap_pop(&sim->heap, &e);
+        if (e.kind == EVENT_HOST)
+            host_is_free(sim, e.a);
+        else
+            op_is_done(sim, e.a, e.b);
+        MOE_TRY(go_on(sim, e.a));
+    }
+}
+
+static void make_meets(struct sim *sim)
+{
+    const struct moe_schedule *s = sim->s;
+    size_t n = 2 * (size_t)s->n_comms * (size_t)s->n_ranks;
+    sim->meet = moe_alloc(n, sizeof *sim->meet);
+    sim->members = moe_alloc(n, sizeof *sim->members);
+    for (int c = 0; c < s->n_comms; c++)
+        for (int g = 0; g < s->comms[c].n_groups; g++)
+            for (int nth = 0; nth < 2; nth++) {
+                struct meet *m = meet_at(sim, c, g, nth);
+                *m = (struct meet){.comm = c, .group = g, .size = moe_group_size(&s->comms[c], g)};
+                m->member =
+                    &sim->members[(size_t)(2 * c + nth) * (size_t)s->n_ranks + (size_t)s->comms[c].first[g]];
+            }
+}
+
+static void make_ranks(struct sim *sim)
+{
+    size_t n_ranks = (size_t)sim->s->n_ranks, lanes = (size_t)lane_of_comm(sim->s->n_comms);
+    sim->rank = moe_alloc(n_ranks, sizeof *sim->rank);
+    sim->lanes = moe_alloc(n_ranks * (MOE_STREAM_COUNT + 2) * lanes, sizeof(int));
+    sim->ops = moe_alloc(n_ranks, sizeof *sim->ops);
+    int *next = sim->lanes;
+    for (size_t i = 0; i < n_ranks; i++) {
+        struct rank *r = &sim->rank[i];
+        r->done = next;
+        r->host.passed = next += lanes;
+        for (int s = 0; s < MOE_STREAM_COUNT; s++) r->stream[s].passed = next += lanes;
+        next += lanes;
+    }
+}
+
+static void make_result(struct sim *sim)
+{
+    struct moe_sim_result *out = sim->out;
+    double to_us = 1e-6 / sim->s->n_ranks; /* of a sum over ranks, in ps */
+    moe_ps spent[SPENT_COUNT] = {0};
+    out->step = sim->now;
+    for (int rank = 0; rank < sim->s->n_ranks; rank++) {
+        change(sim, rank, COMPUTE, 0); /* the last interval */
+        for (int what = 0; what < SPENT_COUNT; what++) spent[what] += sim->rank[rank].spent[what];
+    }
+    out->compute_us = (double)spent[COMPUTE] * to_us;
+    out->exposed_us = (double)spent[EXPOSED] * to_us;
+    out->waiting_us = (double)spent[WAITING] * to_us;
+    out->host_us = (double)spent[HOST] * to_us;
+    for (int i = 0; i < out->n_rows; i++) {
+        out->rows[i].own_us *= to_us;
+        out->rows[i].wait_us *= to_us;
+        if (out->rows[i].kind == MOE_COLLECTIVE) out->comm_us += out->rows[i].own_us;
+    }
+    memcpy(out->bytes, sim->net.bytes, sizeof out->bytes);
+}
+
+int moe_simulate(const struct moe_schedule *s, const struct moe_routing *r, struct moe_topo *t,
+                 struct moe_sim_result *out)
+{
+    struct sim sim = {.s = s, .topo = t, .out = out};
+    *out = (struct moe_sim_result){0};
+    moe_topo_build(t, s->n_ranks);
+    moe_network_init(&sim.net, t);
+    sim.values = moe_values_new(s, r);
+    make_rows(&sim);
+    make_meets(&sim);
+    make_ranks(&sim);
+    int err = run(&sim);
+    if (err == MOE_OK) make_result(&sim);
+    moe_heap_free(&sim.heap);
+    moe_network_free(&sim.net);
+    moe_values_free(sim.values);
+    free(sim.rank);
+    free(sim.lanes);
+    free(sim.ops);
+    free(sim.meet);
+    free(sim.members);
+    free(sim.row_of);
+    return err;
+}
+
+void moe_sim_free(struct moe_sim_result *out)
+{
+    free(out->rows);
+    *out = (struct moe_sim_result){0};
+}

@@ -1,0 +1,216 @@
+/* topology.c - see topology.h.
+ *
+ * Links in order: up of each rank; down of each rank; with kind shared the bus of each node; out and in of
+ * each NIC, node by node. */
+#include "sim/topology.h"
+
+#include "sim/yaml.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define X(name, text) text,
+const char *const moe_link_class_text[] = {MOE_LINK_CLASSES(X)};
+#undef X
+
+struct draft {
+    struct moe_topo topo;
+    const struct moe_yaml *gpu, *intra, *inter;
+    const struct moe_yaml *source; /* of the block being read */
+};
+
+#define FIELD(member) offsetof(struct draft, member)
+#define BLOCK(name)                                                                                          \
+    {                                                                                                        \
+#name, MOE_KEY_NODE, FIELD(name), .required = true                                                   \
+    }
+/* least is -1 where 0 is a meaningful value. */
+#define QUANTITY(name, member, unit_, least)                                                                 \
+    {                                                                                                        \
+        name, MOE_KEY_QUANTITY, FIELD(topo.member), .required = true, .min = least, .unit = MOE_UNIT_##unit_ \
+    }
+#define COUNT(name, most)                                                                                    \
+    {                                                                                                        \
+#name, MOE_KEY_INT, FIELD(topo.name), .required = true, .min = 1, .max = most                        \
+    }
+
+static const char *const intra_kinds[] = {"switch", "shared", NULL};
+static const struct moe_key top_keys[] = {
+    {"name", MOE_KEY_TEXT, FIELD(topo.name), .required = true},
+    COUNT(gpus_per_node, 1024),
+    BLOCK(gpu),
+    BLOCK(intra),
+    BLOCK(inter),
+};
+static const struct moe_key gpu_keys[] = {
+    QUANTITY("matmul_float32", matmul_float32_flops, FLOPS, 0),
+    QUANTITY("matmul_float64", matmul_float64_flops, FLOPS, 0),
+    QUANTITY("memory", memory_Bps, BPS, 0),
+    QUANTITY("launch", launch_s, SECONDS, -1),
+    QUANTITY("host_sync", host_sync_s, SECONDS, -1),
+    BLOCK(source),
+};
+static const struct moe_key intra_keys[] = {
+    {"kind", MOE_KEY_CHOICE, FIELD(topo.intra_kind), .required = true, .choices = intra_kinds},
+    {"bus", MOE_KEY_QUANTITY, FIELD(topo.bus_Bps), .unit = MOE_UNIT_BPS},
+    QUANTITY("bandwidth", intra_Bps, BPS, 0),
+    QUANTITY("latency", intra_latency_s, SECONDS, -1),
+    BLOCK(source),
+};
+static const struct moe_key inter_keys[] = {
+    COUNT(nics_per_node, 1024),
+    QUANTITY("bandwidth", nic_Bps, BPS, 0),
+    QUANTITY("latency", inter_latency_s, SECONDS, -1),
+    BLOCK(source),
+};
+
+static int read_block(const struct moe_yaml *block, const struct moe_key *keys, size_t n, struct draft *d)
+{
+    MOE_TRY(moe_yaml_read(block, keys, (int)n, d));
+    if (d->source->kind == MOE_YAML_SCALAR && *d->source->text) return MOE_OK;
+    return moe_fail(MOE_EINPUT, "%s:%d: source: expected a text that says where the numbers come from",
+                    d->source->file, d->source->line);
+}
+
+#define READ_BLOCK(block, keys) read_block(block, keys, sizeof keys / sizeof *keys, d)
+static int read_topo(const struct moe_yaml *root, struct draft *d)
+{
+    MOE_TRY(moe_yaml_read(root, top_keys, sizeof top_keys / sizeof *top_keys, d));
+    MOE_TRY(READ_BLOCK(d->gpu, gpu_keys));
+    MOE_TRY(READ_BLOCK(d->intra, intra_keys));
+    MOE_TRY(READ_BLOCK(d->inter, inter_keys));
+    bool shared = d->topo.intra_kind == MOE_INTRA_SHARED;
+    if (shared != (d->topo.bus_Bps > 0))
+        return moe_fail(MOE_EINPUT, "%s:%d: kind %s %s", d->intra->file, d->intra->line,
+                        intra_kinds[d->topo.intra_kind], shared ? "needs a bus" : "has no bus");
+    return MOE_OK;
+}
+
+static int is_topology(const struct dirent *entry)
+{
+    size_t n = strlen(entry->d_name);
+    return n > 5 && strcmp(entry->d_name + n - 5, ".yaml") == 0;
+}
+
+static int unknown_name(const char *folder, const char *name)
+{
+    struct dirent **entry = NULL;
+    int n = scandir(folder, &entry, is_topology, alphasort);
+    const char **names = moe_alloc(n > 0 ? (size_t)n : 0, sizeof *names);
+    for (int i = 0; i < n; i++) {
+        entry[i]->d_name[strlen(entry[i]->d_name) - 5] = 0;
+        names[i] = entry[i]->d_name;
+    }
+    const char *nearest = moe_nearest(name, names, n);
+    int err = moe_fail(MOE_EINPUT, "unknown topology '%s' in %s%s%s%s", name, folder,
+                       nearest ? " (did you mean '" : "", nearest ? nearest : "", nearest ? "'?)" : "");
+    for (int i = 0; i < n; i++) free(entry[i]);
+    free(entry);
+    free(names);
+    return err;
+}
+
+static int find_file(const char *name, char path[PATH_MAX])
+{
+    const char *folder = getenv("MOESIM_TOPOLOGIES");
+    if (!folder) folder = MOESIM_TOPOLOGIES_DIR;
+    bool is_path = strchr(name, '/') || strstr(name, ".yaml");
+    int length =
+        is_path ? snprintf(path, PATH_MAX, "%s", name) : snprintf(path, PATH_MAX, "%s/%s.yaml", folder, name);
+    if (length >= PATH_MAX) return moe_fail(MOE_EINPUT, "the name of the topology is too long");
+    return is_path || access(path, F_OK) == 0 ? MOE_OK : unknown_name(folder, name);
+}
+
+int moe_topo_load(const char *name, struct moe_topo **out)
+{
+    char path[PATH_MAX];
+    struct draft d = {0};
+    struct moe_yaml *root;
+    *out = NULL;
+    MOE_TRY(find_file(name, path));
+    MOE_TRY(moe_yaml_load(path, &root));
+    int err = read_topo(root, &d);
+    moe_yaml_free(root);
+    MOE_TRY(err);
+    *out = moe_alloc(1, sizeof **out);
+    **out = d.topo;
+    return MOE_OK;
+}
+
+void moe_topo_free(struct moe_topo *t)
+{
+    if (!t) return;
+    free(t->link_Bps);
+    free(t->link_class);
+    free(t);
+}
+
+static void add_links(struct moe_topo *t, int n, double rate_Bps, enum moe_link_class class)
+{
+    for (int l = t->n_links; l < t->n_links + n; l++) {
+        t->link_Bps[l] = rate_Bps;
+        t->link_class[l] = class;
+    }
+    t->n_links += n;
+}
+
+static int n_buses(const struct moe_topo *t, int n_nodes)
+{
+    return t->intra_kind == MOE_INTRA_SHARED ? n_nodes : 0;
+}
+
+static int node_of(const struct moe_topo *t, int rank)
+{
+    return rank / (int)t->gpus_per_node;
+}
+
+void moe_topo_build(struct moe_topo *t, int n_ranks)
+{
+    moe_assert(n_ranks > 0);
+    int n_nodes = node_of(t, n_ranks - 1) + 1;
+    int64_t n_nics = n_nodes * t->nics_per_node;
+    int64_t n_links = 2 * (n_ranks + n_nics) + n_buses(t, n_nodes);
+    moe_assert(n_links <= INT_MAX);
+    free(t->link_Bps);
+    free(t->link_class);
+    t->link_Bps = moe_alloc((size_t)n_links, sizeof *t->link_Bps);
+    t->link_class = moe_alloc((size_t)n_links, sizeof *t->link_class);
+    t->n_ranks = n_ranks;
+    t->n_links = 0;
+    add_links(t, 2 * n_ranks, t->intra_Bps, MOE_LINK_INTRA);
+    add_links(t, n_buses(t, n_nodes), t->bus_Bps, MOE_LINK_BUS);
+    add_links(t, 2 * (int)n_nics, t->nic_Bps, MOE_LINK_NIC);
+}
+
+/* The out link of the rank's NIC; its in link is the next one. */
+static int nic_link(const struct moe_topo *t, int rank)
+{
+    int n_nodes = node_of(t, t->n_ranks - 1) + 1;
+    int64_t gpu = rank % t->gpus_per_node, nic = gpu * t->nics_per_node / t->gpus_per_node;
+    return 2 * t->n_ranks + n_buses(t, n_nodes) + 2 * (int)(node_of(t, rank) * t->nics_per_node + nic);
+}
+
+int moe_topo_path(const struct moe_topo *t, int a, int b, int path[MOE_PATH_MAX])
+{
+    int n = 0, node_a = node_of(t, a), node_b = node_of(t, b);
+    bool shared = t->intra_kind == MOE_INTRA_SHARED, intra = node_a == node_b;
+    moe_assert(a >= 0 && a < t->n_ranks && b >= 0 && b < t->n_ranks);
+    if (a == b) return 0;
+    if (shared || intra) path[n++] = a;
+    if (shared) path[n++] = 2 * t->n_ranks + node_a;
+    if (!intra) path[n++] = nic_link(t, a);
+    if (!intra) path[n++] = nic_link(t, b) + 1;
+    if (shared && !intra) path[n++] = 2 * t->n_ranks + node_b;
+    if (shared || intra) path[n++] = t->n_ranks + b;
+    return n;
+}
+
+double moe_topo_latency_s(const struct moe_topo *t, int a, int b)
+{
+    if (a == b) return 0;
+    return node_of(t, a) == node_of(t, b) ? t->intra_latency_s : t->inter_latency_s;
+}

@@ -1,0 +1,180 @@
+/* values.c - see values.h.
+ *
+ * A cell is the content of one int64 buffer in one slot on one rank; without content (NULL) it was never
+ * written, or from something unknown. In-place collectives are right because all outputs are built before the
+ * first is stored. */
+#include "sim/values.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct cell {
+    int64_t *content;
+    int n, cap;
+    bool host_knows;
+};
+
+struct moe_values {
+    const struct moe_schedule *s; /* borrowed */
+    const struct moe_routing *r;  /* borrowed */
+    struct cell *cells;
+    size_t n_cells;
+    size_t *first; /* [n_buffers] the buffer's first cell: then slot by slot, rank by rank */
+};
+
+struct moe_values *moe_values_new(const struct moe_schedule *s, const struct moe_routing *r)
+{
+    struct moe_values *v = moe_alloc(1, sizeof *v);
+    v->s = s;
+    v->r = r;
+    v->first = moe_alloc((size_t)s->n_buffers, sizeof *v->first);
+    for (int b = 0; b < s->n_buffers; b++) {
+        v->first[b] = v->n_cells;
+        if (s->buffers[b].type == MOE_I64) v->n_cells += (size_t)s->buffers[b].slots * (size_t)s->n_ranks;
+    }
+    v->cells = moe_alloc(v->n_cells, sizeof *v->cells);
+    return v;
+}
+
+void moe_values_free(struct moe_values *v)
+{
+    if (!v) return;
+    for (size_t i = 0; i < v->n_cells; i++) free(v->cells[i].content);
+    free(v->cells);
+    free(v->first);
+    free(v);
+}
+
+/* NULL when the buffer does not hold int64. */
+static struct cell *cell_of(const struct moe_values *v, struct moe_ref ref, int rank, int layer)
+{
+    if (v->s->buffers[ref.buffer].type != MOE_I64) return NULL;
+    size_t slot = (size_t)moe_slot(v->s, ref, layer);
+    return &v->cells[v->first[ref.buffer] + slot * (size_t)v->s->n_ranks + (size_t)rank];
+}
+
+/* Replaces the content; the host knows nothing of the new one. */
+static void store_cell(struct cell *cell, struct cell with)
+{
+    if (!cell) {
+        free(with.content);
+        return;
+    }
+    free(cell->content);
+    *cell = with;
+}
+
+/* Appends n elements of from->content, from `offset` on. Result: false when they are not there. */
+static bool append(struct cell *to, const struct cell *from, int64_t offset, int64_t n)
+{
+    if (!from || !from->content || n < 0 || n > from->n - offset) return false;
+    int need = to->n + (int)n;
+    to->content = moe_grow(to->content, &to->cap, need ? need : 1, sizeof *to->content);
+    memcpy(to->content + to->n, from->content + offset, (size_t)n * sizeof *to->content);
+    to->n = need;
+    return true;
+}
+
+void moe_values_kernel(struct moe_values *v, const struct moe_op *op, int rank, int layer)
+{
+    for (int i = 0; i < op->n_writes; i++) {
+        struct cell *cell = cell_of(v, op->writes[i], rank, layer), with = {0};
+        if (!cell) continue;
+        if (v->s->buffers[op->writes[i].buffer].role == MOE_BUF_COUNTS) {
+            moe_assert(layer < v->r->n_layers);
+            const int32_t *counts = moe_routing_counts(v->r, layer, rank);
+            with.n = with.cap = v->r->n_experts;
+            with.content = moe_alloc((size_t)with.n, sizeof *with.content);
+            for (int e = 0; e < with.n; e++) with.content[e] = counts[e];
+        }
+        store_cell(cell, with);
+    }
+}
+
+/* Both build what the members receive in out [n] and return false when a part of it is unknown: then so is
+ * the whole, since every member receives from every other. Sizes are those of the senders. */
+static bool alltoall(struct moe_values *v, const struct moe_op *const *ops, const int *members, int n,
+                     int layer, struct cell *out)
+{
+    for (int i = 0; i < n; i++) {
+        const struct cell *from = cell_of(v, ops[i]->reads[0], members[i], layer);
+        int64_t offset = 0;
+        for (int peer = 0; peer < n; peer++) {
+            int64_t count = moe_eval(v->s, moe_values_device(v), ops[i]->send, members[i], layer, peer);
+            if (!append(&out[peer], from, offset, count)) return false;
+            offset += count;
+        }
+    }
+    return true;
+}
+
+static bool allreduce(struct moe_values *v, const struct moe_op *const *ops, const int *members, int n,
+                      int layer, struct cell *out)
+{
+    for (int i = 0; i < n; i++) {
+        const struct cell *from = cell_of(v, ops[i]->reads[0], members[i], layer);
+        int64_t count = moe_eval(v->s, moe_values_device(v), ops[i]->send, members[i], layer, 0);
+        if (i > 0 && (count != out[0].n || !from || count > from->n)) return false;
+        if (i == 0 && !append(&out[0], from, 0, count)) return false;
+        for (int64_t e = 0; i > 0 && e < count; e++) out[0].content[e] += from->content[e];
+    }
+    for (int i = 1; i < n; i++) append(&out[i], &out[0], 0, out[0].n);
+    return true;
+}
+
+void moe_values_collective(struct moe_values *v, const struct moe_op *const *ops, int comm, int group,
+                           int layer)
+{
+    if (ops[0]->type != MOE_I64) return;
+    const struct moe_comm *c = &v->s->comms[comm];
+    const int *members = c->members + c->first[group];
+    int n = moe_group_size(c, group);
+    struct cell *out = moe_alloc((size_t)n, sizeof *out);
+    bool known = (ops[0]->collective == MOE_ALLTOALL ? alltoall : allreduce)(v, ops, members, n, layer, out);
+    for (int i = 0; i < n; i++) {
+        if (!known) {
+            free(out[i].content);
+            out[i] = (struct cell){0};
+        }
+        store_cell(cell_of(v, ops[i]->writes[0], members[i], layer), out[i]);
+    }
+    free(out);
+}
+
+void moe_values_host_sync(struct moe_values *v, const struct moe_op *op, int rank, int layer)
+{
+    for (int i = 0; i < op->n_reads; i++) {
+        struct cell *cell = cell_of(v, op->reads[i], rank, layer);
+        if (cell) cell->host_knows = true; /* without content there is still nothing to know */
+    }
+}
+
+static int64_t value_of(const struct moe_values *v, bool host, int symbol, int rank, int layer, int index)
+{
+    const struct moe_symbol *y = &v->s->symbols[symbol];
+    if (y->buffer < 0) return moe_symbol_initial(v->s, symbol, rank);
+    const struct cell *cell = cell_of(v, (struct moe_ref){.buffer = y->buffer}, rank, layer);
+    if (!cell || !cell->content || cell->n < y->rows * y->cols || (host && !cell->host_knows))
+        return MOE_UNKNOWN;
+    return moe_symbol_reduce(y, cell->content, index);
+}
+
+static int64_t host_value(void *ctx, int symbol, int rank, int layer, int index)
+{
+    return value_of(ctx, true, symbol, rank, layer, index);
+}
+
+static int64_t device_value(void *ctx, int symbol, int rank, int layer, int index)
+{
+    return value_of(ctx, false, symbol, rank, layer, index);
+}
+
+struct moe_env moe_values_host(struct moe_values *v)
+{
+    return (struct moe_env){.value = host_value, .ctx = v};
+}
+
+struct moe_env moe_values_device(struct moe_values *v)
+{
+    return (struct moe_env){.value = device_value, .ctx = v};
+}

@@ -1,0 +1,82 @@
+#!/bin/sh
+# Real captures through the command: with 1 rank, under mpirun, interrupted, failing, without their programs.
+. "$(dirname "$0")/lib.sh"
+command -v mpirun > /dev/null || { echo 'skip: no mpirun' && exit 77; }
+
+capture_one() { expect 0 '^steps_complete  *2$' capture one.yaml --data "$demo" -o "$1" --steps 2; }
+sed 's/ranks: 4, expert_parallel: 4/ranks: 1/' "$demo" > one.yaml
+sed 's/ranks: 4, expert_parallel: 4/ranks: 2/' "$demo" > two.yaml
+
+capture_one one.db
+[ "$(echo one.db*)" = one.db ] || fail "files are left: $(echo one.db*)"
+expect 0 '"steps_asked": 2,' trace info one.db --json
+[ "$(value complete)" = true ] || fail 'the capture is not complete'
+expect 0 'routing of step 1$' check one.db
+expect 0 'routing of step 0$' check one.db --step 0
+expect 3 'no complete step 2, expected 0 to 1' check one.db --step 2
+expect 0 '"step": 1$' simulate one.db --json
+
+expect 0 '"schema": "moesim.capture/1"' capture -n2 two.yaml --data "$demo" -o two.db --steps 2 --json
+expect 0 '^best: ' compare two.db --vary topology=dgx_h100,pcie_box -o two.db
+expect 0 '^results  *2$' trace info two.db
+expect 0 . report two.db -o page
+[ -s page/index.html ] || fail 'no page'
+
+# A trace whose parts contradict each other.
+for change in "replace(value, 'layers: 2', 'layers: 3')" "replace(value, 'rank: 256', 'rank: 255')" "'{'" \
+    'NULL'; do
+    cp two.db changed.db
+    sqlite3 changed.db "UPDATE OR REPLACE run SET value = $change WHERE key = 'scenario'" 2> /dev/null ||
+        sqlite3 changed.db "DELETE FROM run WHERE key = 'scenario'"
+    expect 3 'changed.db' check changed.db
+done
+cp two.db changed.db
+sqlite3 changed.db "UPDATE routing SET ids = x'ffff' || substr(ids, 3) WHERE layer = 1 AND rank = 1"
+expect 3 'changed.db: step 1 of the trace, layer 1, rank 1: expert 65535 of 8' simulate changed.db
+
+# A page without gnuplot, ranks without mpirun.
+printf '#!/bin/sh\nPATH=/nowhere exec "%s" "$@"\n' "$moesim" > poor
+chmod +x poor
+rich=$moesim
+moesim=$work/poor
+expect 4 'gnuplot: not found (package gnuplot-nox)' report two.db -o other_page
+expect 4 'mpirun: not found (package openmpi-bin)' capture two.yaml --data "$demo" -o three.db
+moesim=$rich
+
+# A capture that fails before its first step leaves the last one as it was; so do rank files that it finds.
+cp one.db kept.db
+cp one.db one.db.rank0
+: > nothing.txt
+cases=$((cases + 1))
+"$moesim" capture one.yaml --data nothing.txt -o one.db > out 2> err
+code=$?
+{ [ $code -eq 3 ] && grep -q '^moesim capture: .* failed (exit code 3); one.db is as it was$' err; } ||
+    fail "without data: $code, $(head -c 300 err)"
+{ cmp -s one.db kept.db && [ "$(echo one.db*)" = one.db ]; } || fail 'a failed capture changed something'
+
+# interrupt SCENARIO RANK...: ends it once these ranks have committed steps; what they did is kept.
+interrupt()
+{
+    cases=$((cases + 1))
+    scenario=$1
+    shift
+    "$moesim" capture "$scenario" --data "$demo" -o cut.db --steps 1000000 > out 2> err &
+    pid=$!
+    for rank; do
+        until [ "$(stat -c %s "cut.db.rank$rank-wal" 2> /dev/null || echo 0)" -gt 100000 ]; do
+            kill -0 $pid 2> /dev/null || break
+            sleep 0.1
+        done
+    done
+    kill -TERM $pid
+    wait $pid
+    code=$?
+    { [ $code -eq 130 ] && grep -q '^complete  *no$' out; } ||
+        fail "interrupted: exit code $code, $(head -c 300 err out)"
+    expect 0 'routing of step' check cut.db
+    [ "$(echo cut.db*)" = cut.db ] || fail "files are left: $(echo cut.db*)"
+    rm -f cut.db
+}
+interrupt one.yaml 0
+interrupt two.yaml 0 1
+finish

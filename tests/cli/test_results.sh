@@ -1,0 +1,70 @@
+#!/bin/sh
+# What check, simulate, compare and the help print: the same bytes twice, and numbers that agree.
+. "$(dirname "$0")/lib.sh"
+
+expect 0 '^moesim [0-9]' --version
+expect 0 '^  trace info ' --help
+for command in capture check simulate compare 'trace info' report; do
+    # shellcheck disable=SC2086 # a command of two words
+    expect 0 "^usage: moesim $command " $command --help
+done
+expect 0 '--timeout S .*(60)' capture --help
+
+# ---- check ----
+same check "$demo"
+same check --json -- "$demo"
+[ "$(value schema) $(value errors)" = 'moesim.check/1 0' ] || fail 'check --json'
+expect 0 '^no errors: 4 ranks' check "$demo"
+[ "$(grep -c '^  C[1-6] ' out)" -eq 5 ] || fail 'check does not say what it proved'
+cp "$demo" "$(printf 'caf\351.yaml')"
+expect 0 '"name": "caf?.yaml"' check "$(printf 'caf\351.yaml')" --json
+
+# ---- simulate ----
+same simulate "$demo"
+same simulate "$demo" --json --topology pcie_box
+[ "$(value schema) $(value topology)" = 'moesim.simulate/1 pcie_box' ] || fail 'simulate --json'
+# The parts make the step (written with 12 digits), kernels the compute time, and operations moved the bytes.
+awk -F'[:,]' '
+    /^  "step_us"/ { step = $2 }
+    /^  "(compute|exposed|waiting|host)_us"/ { parts += $2 }
+    /^  "compute_us"/ { compute = $2 }
+    /^  "intra_node_bytes"/ { links = $2 }
+    /^ *"kind"/ { kernel = /kernel/ }
+    /^ *"own_us"/ && kernel { own += $2 }
+    /^ *"sent_bytes"/ { sent += $2 }
+    function near(a, b) { return a - b < 1e-6 * a && b - a < 1e-6 * a }
+    END { exit !(step > 0 && near(step, parts) && near(compute, own) && links == sent && sent > 0) }' out ||
+    fail 'simulate --json: the sums differ'
+step_us=$(value step_us)
+expect 0 "^step  *$(printf %.1f "$step_us") us" simulate "$demo" --topology pcie_box
+awk '
+    /^and [0-9]* shorter ones/ { said = 1; listed = 0 }
+    listed { time = $(NF - 2) + $(NF - 1); if (n++ && time > last) bad = 1; last = time }
+    / own_us / { listed = 1 }
+    END { exit bad || n != 12 || !said }' out || fail 'simulate does not list the longest operations first'
+
+# ---- compare ----
+same compare "$demo" --vary topology=pcie_box,dgx_h100 --vary dispatcher=alltoall
+same compare "$demo" --vary=topology=pcie_box,dgx_h100 --json
+[ "$(value schema) $(value best)" = 'moesim.compare/1 1' ] || fail 'compare --json'
+[ "$(value step_us)" = "$step_us" ] || fail "compare and simulate disagree: $(value step_us), $step_us"
+# The deciding part is the one with the largest difference.
+awk -F'[:,]' '
+    /"why"/ { why = 1 }
+    why && /"part"/ { gsub(/[ "]/, ""); part = $2 }
+    why && /_us":/ { if (!most || $2 + 0 > most) { most = $2 + 0; largest = $1; gsub(/[ "]/, "", largest) } }
+    END { exit part == "" || part != largest }' out || fail 'compare names another part than the largest'
+expect 0 '^best: dgx_h100 with alltoall' compare "$demo" --vary topology=pcie_box,dgx_h100
+grep -q '^next: pcie_box with alltoall, [0-9.]* us longer, mostly ' out || fail 'compare does not say why'
+expect 0 '"best": 0' compare "$demo" --vary topology=dgx_h100,dgx_h100 --json
+expect 0 '^best: dgx_h100' compare "$demo" --vary dispatcher=alltoall
+! grep -q '^next:' out || fail 'compare has a next of one'
+
+# ---- a store of results: replaced, not added to ----
+for run in 1 2; do
+    expect 0 '^best: ' compare "$demo" --vary topology=pcie_box,dgx_h100 -o results.db
+    expect 0 '"results": 2,' trace info results.db --json
+done
+[ "$(value schema)" = moesim.trace.info/1 ] || fail 'trace info --json'
+[ "$(echo results.db*)" = results.db ] || fail "after run $run files are left: $(echo results.db*)"
+finish

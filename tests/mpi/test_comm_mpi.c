@@ -1,0 +1,148 @@
+/* test_comm_mpi - the MPI communicator on 4 ranks: mpirun -n 4 test_comm_mpi. Exit code 0: all ranks agree
+ * that nothing failed. The last check breaks a communicator, so the job ends with its abort(). */
+#include "runtime/communicator.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { RANKS = 4 };
+
+static struct moe_communicator *world;
+static int failures;
+
+#define expect(cond) ((cond) ? (void)0 : report(__LINE__, #cond))
+static void report(int line, const char *what)
+{
+    fprintf(stderr, "test_comm_mpi.c:%d: rank %d: not so: %s (last error: %s)\n", line, world->rank, what,
+            moe_error());
+    failures++;
+}
+
+static int run(struct moe_communicator *c, const struct moe_op *op, const void *in, void *out,
+               const int64_t *send, const int64_t *recv)
+{
+    MOE_TRY(c->table->start(c, &(struct moe_transfer){op, in, out, send, recv}));
+    return c->table->wait(c, 20);
+}
+
+/* Rank r sends (r + p) % 3 elements to rank p, each 100 * r + p: what arrives from p is 100 * p + r. */
+static void check_alltoall(void)
+{
+    static const struct moe_op op = {.collective = MOE_ALLTOALL, .type = MOE_I32};
+    int64_t count[RANKS];
+    int32_t in[2 * RANKS], out[2 * RANKS + 1];
+    int n = 0, r = world->rank, at = 0;
+    for (int p = 0; p < RANKS; p++) {
+        count[p] = (r + p) % 3;
+        for (int i = 0; i < count[p]; i++) in[n++] = 100 * r + p;
+    }
+    memset(out, 0xff, sizeof out);
+    expect(run(world, &op, in, out, count, count) == MOE_OK); /* (r + p) is symmetric: recv = send */
+    for (int p = 0; p < RANKS; p++)
+        for (int i = 0; i < count[p]; i++) expect(out[at++] == 100 * p + r);
+    expect(at == n && out[at] == -1);
+}
+
+/* 1 + 2 + 3 + 4 = 10 and the sum of squares 30, in every type, in place and not. */
+#define CHECK_SUM(type_name, moe_type_id)                                                                    \
+    do {                                                                                                     \
+        static const struct moe_op op = {.collective = MOE_ALLREDUCE, .type = moe_type_id};                  \
+        type_name r = (type_name)(world->rank + 1), in[] = {r, r * r}, out[] = {0, 0};                       \
+        const int64_t two = 2;                                                                               \
+        expect(run(world, &op, in, out, &two, &two) == MOE_OK);                                              \
+        expect(out[0] == 10 && out[1] == 30 && in[0] == r);                                                  \
+        expect(run(world, &op, in, in, &two, &two) == MOE_OK);                                               \
+        expect(in[0] == 10 && in[1] == 30);                                                                  \
+    } while (0)
+static void check_allreduce(void)
+{
+    CHECK_SUM(int32_t, MOE_I32);
+    CHECK_SUM(int64_t, MOE_I64);
+    CHECK_SUM(float, MOE_F32);
+    CHECK_SUM(double, MOE_F64);
+}
+
+/* Pairs {0, 2} and {1, 3}: the sum of the ranks is 2 and 4, and a pair of its own does not wait for the
+ * other. */
+static void check_split(void)
+{
+    static const struct moe_op op = {.collective = MOE_ALLREDUCE, .type = MOE_I32};
+    const int64_t one = 1;
+    const int odd = world->rank % 2;
+    struct moe_communicator *pair, *alone;
+    expect(world->table->split(world, (int[]){odd, odd + 2}, 2, 1, &pair) == MOE_OK);
+    expect(world->table->split(world, &world->rank, 1, 2, &alone) == MOE_OK);
+    expect(pair->size == 2 && pair->rank == world->rank / 2 && alone->size == 1 && alone->rank == 0);
+    int32_t sum = world->rank, own = world->rank;
+    expect(run(pair, &op, &sum, &sum, &one, &one) == MOE_OK);
+    expect(sum == 2 + 2 * odd);
+    if (odd) expect(run(pair, &op, &sum, &sum, &one, &one) == MOE_OK);
+    expect(run(alone, &op, &own, &own, &one, &one) == MOE_OK);
+    expect(own == world->rank);
+    pair->table->close(pair);
+    alone->table->close(alone);
+}
+
+/* The last rank comes late: the others give up after a tenth of a second, and may wait again. */
+static void check_timeout(void)
+{
+    static const struct moe_op op = {.collective = MOE_ALLREDUCE, .type = MOE_I32};
+    const int64_t one = 1;
+    int32_t sum = 1;
+    struct moe_transfer t = {&op, &sum, &sum, &one, &one};
+    if (world->rank == RANKS - 1) sleep(1);
+    expect(world->table->start(world, &t) == MOE_OK);
+    if (world->rank != RANKS - 1) {
+        expect(world->table->wait(world, 0.1) == MOE_EPEER);
+        expect(strcmp(moe_error(), "no answer for 0.1 s") == 0);
+    }
+    expect(world->table->wait(world, 20) == MOE_OK);
+    expect(sum == RANKS);
+}
+
+static void check_too_large(void)
+{
+    static const struct moe_op op = {.collective = MOE_ALLREDUCE, .type = MOE_I32};
+    const int64_t many = (int64_t)1 << 31;
+    int32_t none = 0;
+    expect(run(world, &op, &none, &none, &many, &many) == MOE_EFAILED);
+}
+
+/* Rank 0 sends 3 elements to rank 1, which expects 2; other pairs exchange 1. */
+static void check_truncation(void)
+{
+    static const struct moe_op op = {.collective = MOE_ALLTOALL, .type = MOE_I64};
+    struct moe_communicator *copy;
+    const int all[] = {0, 1, 2, 3};
+    int64_t send[] = {1, 1, 1, 1}, recv[] = {1, 1, 1, 1}, in[6] = {0}, out[5];
+    if (world->rank == 0) send[1] = 3;
+    if (world->rank == 1) recv[0] = 2;
+    expect(world->table->split(world, all, RANKS, 3, &copy) == MOE_OK);
+    int err = run(copy, &op, in, out, send, recv);
+    expect(err == (world->rank == 1 ? MOE_EPEER : MOE_OK));
+    if (err < 0) expect(strstr(moe_error(), "truncated") != NULL);
+    copy->table->close(copy); /* must not wait for the others */
+}
+
+int main(void)
+{
+    const struct moe_communicator_table *table = moe_communicator_here();
+    if (strcmp(table->name, "mpi") != 0 || table->open(&world) < 0) {
+        fprintf(stderr, "test_comm_mpi: start it with mpirun -n %d\n", RANKS);
+        return 1;
+    }
+    expect(world->size == RANKS);
+    check_alltoall();
+    check_allreduce();
+    check_split();
+    check_timeout();
+    check_too_large();
+    check_truncation();
+    static const struct moe_op sum = {.collective = MOE_ALLREDUCE, .type = MOE_I32};
+    const int64_t one = 1;
+    int32_t all_failures = failures;
+    if (run(world, &sum, &all_failures, &all_failures, &one, &one) < 0) all_failures = 1;
+    world->table->abort(world, all_failures ? 1 : 0);
+}

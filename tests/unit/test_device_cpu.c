@@ -1,0 +1,519 @@
+/* test_device_cpu - the host as a device, and properties that every kernel keeps when run through it.
+ *
+ * The properties run over a miniature MoE layer: a table of tensors and a table of calls, which holds every
+ * kernel and says of which call another one is the backward. Every call is tried on worlds of several shapes:
+ * no tokens, empty experts, all tokens to one expert, K = 1, K = E. */
+#include "kernels/ref.h"
+#include "runtime/device.h"
+
+#include <cblas.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+#define LENGTH(a) (int)(sizeof(a) / sizeof *(a))
+
+static struct moe_device *cpu;
+
+/* ---- worlds ---- */
+
+struct shape {
+    int64_t T, H, E, K, F, V, P;
+    double bias; /* added to the logits of the last expert */
+};
+
+static const struct shape shapes[] = {
+    {.T = 5, .H = 3, .E = 4, .K = 2, .F = 2, .V = 7, .P = 2},             /* plain */
+    {.T = 0, .H = 3, .E = 4, .K = 2, .F = 2, .V = 7, .P = 2},             /* no tokens */
+    {.T = 1, .H = 1, .E = 1, .K = 1, .F = 1, .V = 1, .P = 1},             /* smallest */
+    {.T = 6, .H = 2, .E = 6, .K = 1, .F = 3, .V = 4, .P = 3, .bias = 20}, /* all tokens to one expert */
+    {.T = 4, .H = 5, .E = 3, .K = 3, .F = 1, .V = 5, .P = 1},             /* K = E */
+    {.T = 3, .H = 4, .E = 8, .K = 2, .F = 4, .V = 2, .P = 4},             /* at least two empty experts */
+};
+
+/* clang-format off */
+/*    name    elements; each has a gradient of the same size, D before its name */
+#define REALS(X) \
+    X(EMB,    s->V * s->H) \
+    X(X,      s->T * s->H) \
+    X(GATE,   s->H * s->E) \
+    X(LOGITS, s->T * s->E) \
+    X(PROB,   s->T * s->E) \
+    X(ROWS,   s->T * s->K * s->H) \
+    X(SORTED, s->T * s->K * s->H) \
+    X(UP,     s->E * s->H * 2 * s->F) \
+    X(HIDDEN, s->T * s->K * 2 * s->F) \
+    X(ACT,    s->T * s->K * s->F) \
+    X(Y,      s->T * s->H) \
+    X(SCORES, s->T * s->V) \
+    X(LOSS,   1)
+/*    name    elements          bytes of one */
+#define INTEGERS(X) \
+    X(TOKEN,  s->T,             4) \
+    X(TARGET, s->T,             4) \
+    X(EXPERT, s->T * s->K,      4) \
+    X(SLOT,   s->T * s->K,      4) \
+    X(COUNTS, s->E,             8)
+/*    name  value */
+#define DIMS(X) \
+    X(T, s->T) X(H, s->H) X(E, s->E) X(K, s->K) X(F, s->F) X(V, s->V) X(P, s->P) \
+    X(LOCAL, s->E / s->P) X(2F, 2 * s->F) X(N, s->T * s->K) X(GATES, s->H * s->E)
+/* clang-format on */
+
+#define X(name, ...) name, D##name,
+#define Y(name, ...) name,
+enum tensor { NONE, REALS(X) INTEGERS(Y) TENSOR_COUNT };
+#undef X
+#undef Y
+#define X(name, ...) [name] = D##name,
+static const enum tensor gradient_of[TENSOR_COUNT] = {REALS(X)};
+#undef X
+#define X(name, elements, bytes) [name] = bytes,
+static const int integer_bytes[TENSOR_COUNT] = {INTEGERS(X)};
+#undef X
+#define X(name, value) D_##name,
+enum dim { DIMS(X) };
+#undef X
+
+static int64_t elements(enum tensor i, const struct shape *s)
+{
+#define X(name, count) [name] = count, [D##name] = count,
+#define Y(name, count, bytes) [name] = count,
+    const int64_t n[TENSOR_COUNT] = {REALS(X) INTEGERS(Y)};
+#undef X
+#undef Y
+    return n[i];
+}
+
+static int64_t dim_value(enum dim i, const struct shape *s)
+{
+#define X(name, value) value,
+    const int64_t n[] = {DIMS(X)};
+#undef X
+    return n[i];
+}
+
+/* back: the forward call is so many rows above (0: this call itself). add: writes[0] may accumulate. */
+struct call {
+    enum moe_kernel kernel;
+    enum dim dims[MOE_DIMS];
+    enum tensor in[MOE_REFS], out[MOE_REFS];
+    int back;
+    bool add, trans_a, trans_b;
+};
+
+/* clang-format off */
+static const struct call calls[] = {
+    {MOE_K_EMBED, {D_T, D_H, D_V}, {TOKEN, EMB}, {X}},
+    {MOE_K_EMBED_BWD, {D_T, D_H, D_V}, {TOKEN, DX}, {DEMB}, .back = 1, .add = true},
+    {MOE_K_GEMM, {D_T, D_E, D_H}, {X, GATE}, {LOGITS}, .add = true},
+    {MOE_K_GEMM, {D_T, D_H, D_E}, {DLOGITS, GATE}, {DX}, .trans_b = true, .back = 1, .add = true},
+    {MOE_K_GEMM, {D_H, D_E, D_T}, {X, DLOGITS}, {DGATE}, .trans_a = true, .back = 2, .add = true},
+    {MOE_K_GEMM, {D_T, D_V, D_H}, {X, EMB}, {SCORES}, .trans_b = true, .add = true},
+    {MOE_K_GEMM, {D_T, D_H, D_V}, {DSCORES, EMB}, {DX}, .back = 1, .add = true},
+    {MOE_K_GEMM, {D_V, D_H, D_T}, {DSCORES, X}, {DEMB}, .trans_a = true, .back = 2, .add = true},
+    {MOE_K_TOPK, {D_T, D_E, D_K}, {LOGITS}, {PROB, EXPERT, SLOT, COUNTS}},
+    {MOE_K_TOPK_BWD, {D_T, D_E, D_K}, {PROB, DPROB}, {DLOGITS}, .back = 1, .add = true},
+    {MOE_K_PERMUTE, {D_T, D_H, D_K}, {X, SLOT}, {ROWS}},
+    {MOE_K_PERMUTE_BWD, {D_T, D_H, D_K}, {DROWS, SLOT}, {DX}, .back = 1, .add = true},
+    {MOE_K_SORT_ROWS, {D_P, D_LOCAL, D_H}, {ROWS, COUNTS}, {SORTED}, .add = true},
+    {MOE_K_UNSORT_ROWS, {D_P, D_LOCAL, D_H}, {DSORTED, COUNTS}, {DROWS}, .back = 1, .add = true},
+    {MOE_K_UNSORT_ROWS, {D_P, D_LOCAL, D_H}, {SORTED, COUNTS}, {ROWS}, .add = true},
+    {MOE_K_SORT_ROWS, {D_P, D_LOCAL, D_H}, {DROWS, COUNTS}, {DSORTED}, .back = 1, .add = true},
+    {MOE_K_GROUPED_GEMM, {D_E, D_2F, D_H}, {SORTED, UP}, {HIDDEN}, .add = true},
+    {MOE_K_GROUPED_GEMM, {D_E, D_H, D_2F}, {DHIDDEN, UP}, {DSORTED}, .trans_b = true, .back = 1, .add = true},
+    {MOE_K_GROUPED_WGRAD, {D_E, D_2F, D_H}, {SORTED, DHIDDEN}, {DUP}, .back = 2, .add = true},
+    {MOE_K_SWIGLU, {D_N, D_F}, {HIDDEN}, {ACT}},
+    {MOE_K_SWIGLU_BWD, {D_N, D_F}, {HIDDEN, DACT}, {DHIDDEN}, .back = 1, .add = true},
+    {MOE_K_COMBINE, {D_T, D_H, D_K, D_E}, {X, ROWS, PROB, EXPERT, SLOT}, {Y}},
+    {MOE_K_COMBINE_BWD, {D_T, D_H, D_K, D_E}, {DY, ROWS, PROB, EXPERT, SLOT}, {DX, DROWS, DPROB},
+     .back = 1, .add = true},
+    {MOE_K_XENT, {D_T, D_V}, {SCORES, TARGET}, {DSCORES, LOSS}},
+    {MOE_K_SCALE, {D_GATES}, {DGATE}, {DGATE}},
+    {MOE_K_SGD, {D_GATES}, {GATE, DGATE}, {GATE}},
+};
+/* clang-format on */
+
+static size_t tensor_bytes(enum tensor i, const struct shape *s, enum moe_type type)
+{
+    return (size_t)elements(i, s) * (size_t)(integer_bytes[i] ? integer_bytes[i] : moe_type_bytes[type]);
+}
+
+static double get(const void *reals, enum moe_type type, int64_t i)
+{
+    return type == MOE_F64 ? ((const double *)reals)[i] : ((const float *)reals)[i];
+}
+
+static void set(void *reals, enum moe_type type, int64_t i, double value)
+{
+    if (type == MOE_F64)
+        ((double *)reals)[i] = value;
+    else
+        ((float *)reals)[i] = (float)value;
+}
+
+/* Random tensors in [-1, 1) that float holds exactly (prob apart), a routing that TOPK made, DLOSS = 1. */
+static void make_world(const struct shape *s, enum moe_type type, void *data[TENSOR_COUNT])
+{
+    for (enum tensor i = 0; i < TENSOR_COUNT; i++) {
+        data[i] = moe_alloc(1, tensor_bytes(i, s, type));
+        for (int64_t j = 0; !integer_bytes[i] && j < elements(i, s); j++)
+            set(data[i], type, j, (float)(2 * moe_uniform(1, i, (uint64_t)j) - 1));
+    }
+    set(data[DLOSS], type, 0, 1);
+    for (int64_t t = 0; t < s->T; t++) {
+        ((int32_t *)data[TOKEN])[t] = (int32_t)(moe_uniform(2, TOKEN, (uint64_t)t) * (double)s->V);
+        ((int32_t *)data[TARGET])[t] = (int32_t)(moe_uniform(2, TARGET, (uint64_t)t) * (double)s->V);
+        int64_t last = (t + 1) * s->E - 1;
+        set(data[LOGITS], type, last, get(data[LOGITS], type, last) + s->bias);
+    }
+    if (type == MOE_F64)
+        moe_ref_topk_f64(s->T, s->E, s->K, data[LOGITS], data[PROB], data[EXPERT], data[SLOT], data[COUNTS]);
+    else
+        moe_ref_topk_f32(s->T, s->E, s->K, data[LOGITS], data[PROB], data[EXPERT], data[SLOT], data[COUNTS]);
+}
+
+static void free_all(int n, void *p[])
+{
+    for (int i = 0; i < n; i++) free(p[i]);
+}
+
+static void make_outputs(const struct call *c, const struct shape *s, enum moe_type type, int fill,
+                         void *out[MOE_REFS])
+{
+    for (int i = 0; i < MOE_REFS; i++) {
+        size_t bytes = tensor_bytes(c->out[i], s, type);
+        out[i] = moe_alloc(1, bytes);
+        memset(out[i], fill, bytes);
+    }
+}
+
+/* One call through the device; accumulating: the write that adds, or -1. Tensors without elements are NULL.
+ */
+static void run(const struct call *c, const struct shape *s, enum moe_type type, void *const data[],
+                void *const out[], int accumulating)
+{
+    struct moe_op op = {.kind = MOE_KERNEL, .kernel = c->kernel, .type = type, .trans_a = c->trans_a};
+    op.trans_b = c->trans_b;
+    op.factor = 0.125;
+    struct moe_launch launch = {.op = &op, .rows = data[COUNTS], .divisor = 3};
+    for (int i = 0; i < MOE_DIMS; i++) launch.dims[i] = dim_value(c->dims[i], s);
+    for (; c->in[op.n_reads]; op.n_reads++)
+        launch.in[op.n_reads] = elements(c->in[op.n_reads], s) ? data[c->in[op.n_reads]] : NULL;
+    for (; c->out[op.n_writes]; op.n_writes++)
+        launch.out[op.n_writes] = elements(c->out[op.n_writes], s) ? out[op.n_writes] : NULL;
+    if (accumulating >= 0) op.writes[accumulating].accumulate = true;
+    assert_int_equal(moe_device_cpu.run(cpu, &launch, MOE_STREAM_COMPUTE), MOE_OK);
+}
+
+/* ---- properties of every kernel ---- */
+
+/* Calls check(call, shape, world, type) for all of them, in both types. */
+static void for_all(void (*check)(const struct call *, const struct shape *, void *[], enum moe_type))
+{
+    for (enum moe_type type = MOE_F32; type <= MOE_F64; type++)
+        for (const struct shape *s = shapes; s < shapes + LENGTH(shapes); s++) {
+            void *data[TENSOR_COUNT];
+            make_world(s, type, data);
+            for (const struct call *c = calls; c < calls + LENGTH(calls); c++) check(c, s, data, type);
+            free_all(TENSOR_COUNT, data);
+        }
+}
+
+static void must_be_close(const struct call *c, const struct shape *s, int write, int64_t element, double got,
+                          double expected, double tolerance)
+{
+    if (fabs(got - expected) <= tolerance * fmax(1, fabs(expected))) return;
+    fail_msg("%s (call %d, shape %d) write %d element %d: %.17g, expected %.17g", moe_kernel_text[c->kernel],
+             (int)(c - calls), (int)(s - shapes), write, (int)element, got, expected);
+}
+
+/* The scalar whose gradient a backward call computes: sum of gradient * output over the outputs of `f` that
+ * have a gradient. */
+static double objective(const struct call *f, const struct shape *s, void *data[])
+{
+    void *out[MOE_REFS];
+    double sum = 0;
+    make_outputs(f, s, MOE_F64, 0, out);
+    run(f, s, MOE_F64, data, out, -1);
+    for (int i = 0; f->out[i]; i++) {
+        const double *weight = data[gradient_of[f->out[i]]];
+        for (int64_t j = 0; gradient_of[f->out[i]] && j < elements(f->out[i], s); j++)
+            sum += weight[j] * ((double *)out[i])[j];
+    }
+    free_all(MOE_REFS, out);
+    return sum;
+}
+
+/* Central differences with h = 1e-5: truncation h^2 and rounding 1e-16 / h are both far below 1e-7. */
+static void check_gradient(const struct call *c, const struct shape *s, void *data[], enum moe_type type)
+{
+    const struct call *f = c - c->back;
+    void *out[MOE_REFS];
+    if (type != MOE_F64) return;
+    make_outputs(c, s, type, 0xff, out);
+    run(c, s, type, data, out, -1);
+    for (int r = 0; f->in[r]; r++)
+        for (int w = 0; c->out[w]; w++) {
+            if (gradient_of[f->in[r]] != c->out[w]) continue;
+            double *x = data[f->in[r]], h = 1e-5;
+            for (int64_t j = 0; j < elements(f->in[r], s); j++) {
+                double kept = x[j];
+                x[j] = kept + h;
+                double above = objective(f, s, data);
+                x[j] = kept - h;
+                double below = objective(f, s, data);
+                x[j] = kept;
+                must_be_close(c, s, w, j, ((double *)out[w])[j], (above - below) / (2 * h), 1e-7);
+            }
+        }
+    free_all(MOE_REFS, out);
+}
+
+static void test_gradients(void **state)
+{
+    (void)state;
+    for_all(check_gradient);
+    /* The table itself: every output that is a gradient was compared with something. */
+    for (const struct call *c = calls; c < calls + LENGTH(calls); c++)
+        for (int w = 0; c->back && c->out[w]; w++) {
+            int found = 0;
+            for (const enum tensor *in = c[-c->back].in; *in; in++) found += gradient_of[*in] == c->out[w];
+            assert_int_equal(found, 1);
+        }
+}
+
+static void check_float(const struct call *c, const struct shape *s, void *data[], enum moe_type type)
+{
+    void *narrow[TENSOR_COUNT], *out[MOE_REFS], *narrow_out[MOE_REFS];
+    if (type != MOE_F64) return;
+    make_world(s, MOE_F32, narrow);
+    make_outputs(c, s, MOE_F64, 0xff, out);
+    make_outputs(c, s, MOE_F32, 0xff, narrow_out);
+    run(c, s, MOE_F64, data, out, -1);
+    run(c, s, MOE_F32, narrow, narrow_out, -1);
+    for (int w = 0; c->out[w]; w++)
+        if (integer_bytes[c->out[w]])
+            assert_memory_equal(out[w], narrow_out[w], tensor_bytes(c->out[w], s, MOE_F64));
+        else
+            for (int64_t j = 0; j < elements(c->out[w], s); j++)
+                must_be_close(c, s, w, j, get(narrow_out[w], MOE_F32, j), get(out[w], MOE_F64, j), 1e-5);
+    free_all(TENSOR_COUNT, narrow);
+    free_all(MOE_REFS, out);
+    free_all(MOE_REFS, narrow_out);
+}
+
+static void test_float_against_double(void **state)
+{
+    (void)state;
+    for_all(check_float);
+}
+
+/* What was in an output before does not matter, not even NaN: every element is replaced. */
+static void check_replace(const struct call *c, const struct shape *s, void *data[], enum moe_type type)
+{
+    void *one[MOE_REFS], *other[MOE_REFS];
+    make_outputs(c, s, type, 0x3e, one);
+    make_outputs(c, s, type, 0xff, other);
+    run(c, s, type, data, one, -1);
+    run(c, s, type, data, other, -1);
+    for (int w = 0; c->out[w]; w++)
+        if (memcmp(one[w], other[w], tensor_bytes(c->out[w], s, type)))
+            fail_msg("%s (shape %d): write %d depends on what was there", moe_kernel_text[c->kernel],
+                     (int)(s - shapes), w);
+    free_all(MOE_REFS, one);
+    free_all(MOE_REFS, other);
+}
+
+static void test_replace(void **state)
+{
+    (void)state;
+    for_all(check_replace);
+}
+
+/* Adding to 0.5 gives 0.5 more than replacing; the other outputs are replaced as before. */
+static void check_accumulate(const struct call *c, const struct shape *s, void *data[], enum moe_type type)
+{
+    void *fresh[MOE_REFS], *added[MOE_REFS];
+    if (!c->add) return;
+    make_outputs(c, s, type, 0xff, fresh);
+    make_outputs(c, s, type, 0xff, added);
+    for (int64_t j = 0; j < elements(c->out[0], s); j++) set(added[0], type, j, 0.5);
+    run(c, s, type, data, fresh, -1);
+    run(c, s, type, data, added, 0);
+    for (int w = 0; c->out[w]; w++)
+        for (int64_t j = 0; j < elements(c->out[w], s); j++)
+            must_be_close(c, s, w, j, get(added[w], type, j), get(fresh[w], type, j) + (w == 0 ? 0.5 : 0),
+                          type == MOE_F64 ? 1e-14 : 1e-6);
+    free_all(MOE_REFS, fresh);
+    free_all(MOE_REFS, added);
+}
+
+static void test_accumulate(void **state)
+{
+    (void)state;
+    for_all(check_accumulate);
+}
+
+/* Runs the call in a child, since it must abort. */
+static void must_abort(const struct call *c, const struct shape *s, void *const data[], int accumulating)
+{
+    void *out[MOE_REFS];
+    make_outputs(c, s, MOE_F64, 0, out);
+    pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(1);
+        run(c, s, MOE_F64, data, out, accumulating);
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT)
+        fail_msg("%s with %d accumulating did not abort", moe_kernel_text[c->kernel], accumulating);
+    free_all(MOE_REFS, out);
+}
+
+static void test_bugs_abort(void **state)
+{
+    (void)state;
+    const struct shape *s = &shapes[0];
+    void *data[TENSOR_COUNT];
+    make_world(s, MOE_F64, data);
+    for (const struct call *c = calls; c < calls + LENGTH(calls); c++) {
+        for (int w = c->add; c->out[w]; w++) /* a write that cannot accumulate */
+            must_abort(c, s, data, w);
+        for (int r = 0; c->in[r]; r++) { /* an index out of range at the end of the tensor */
+            const int64_t bad[] = {-1, INT32_MAX};
+            size_t size = (size_t)integer_bytes[c->in[r]], bytes = tensor_bytes(c->in[r], s, MOE_F64);
+            char *at = (char *)data[c->in[r]] + bytes - size, kept[8];
+            memcpy(kept, at, size);
+            for (int i = 0; size > 0 && i < LENGTH(bad); i++) {
+                memcpy(at, &bad[i], size);
+                must_abort(c, s, data, -1);
+            }
+            memcpy(at, kept, size);
+        }
+        struct shape too_many = *s; /* more choices than experts */
+        too_many.K = s->E + 1;
+        if (c->kernel == MOE_K_TOPK) must_abort(c, &too_many, data, -1);
+    }
+    free_all(TENSOR_COUNT, data);
+}
+
+static void test_sort_then_unsort(void **state)
+{
+    (void)state;
+    for (const struct shape *s = shapes; s < shapes + LENGTH(shapes); s++) {
+        void *data[TENSOR_COUNT];
+        make_world(s, MOE_F32, data);
+        moe_ref_sort_rows_f32(s->P, s->E / s->P, s->H, data[ROWS], data[COUNTS], data[SORTED], false);
+        moe_ref_unsort_rows_f32(s->P, s->E / s->P, s->H, data[SORTED], data[COUNTS], data[DROWS], false);
+        assert_memory_equal(data[ROWS], data[DROWS], tensor_bytes(ROWS, s, MOE_F32));
+        free_all(TENSOR_COUNT, data);
+    }
+}
+
+/* ---- matrix products: BLAS against plain loops ---- */
+
+/* Whole numbers up to 8 in magnitude: every sum is exact in both types, so the answers must be equal. */
+static void *whole_numbers(int64_t n, enum moe_type type, uint64_t stream)
+{
+    void *p = moe_alloc((size_t)n, (size_t)moe_type_bytes[type]);
+    for (int64_t i = 0; i < n; i++) set(p, type, i, floor(17 * moe_uniform(3, stream, (uint64_t)i)) - 8);
+    return p;
+}
+
+static void compare_gemm(int64_t m, int64_t n, int64_t k, int flags, enum moe_type type)
+{
+    struct moe_op op = {.kind = MOE_KERNEL, .kernel = MOE_K_GEMM, .type = type, .n_reads = 2, .n_writes = 1};
+    op.trans_a = flags & 1;
+    op.trans_b = flags & 2;
+    op.writes[0].accumulate = flags & 4;
+    void *A = whole_numbers(m * k, type, 1), *B = whole_numbers(k * n, type, 2);
+    void *C = whole_numbers(m * n, type, 3), *plain = whole_numbers(m * n, type, 3);
+    struct moe_launch launch = {.op = &op, .in = {A, B}, .out = {C}, .dims = {m, n, k}};
+    assert_int_equal(moe_device_cpu.run(cpu, &launch, MOE_STREAM_COMPUTE), MOE_OK);
+    if (type == MOE_F64)
+        moe_ref_gemm_f64(m, n, k, op.trans_a, op.trans_b, A, B, plain, flags & 4);
+    else
+        moe_ref_gemm_f32(m, n, k, op.trans_a, op.trans_b, A, B, plain, flags & 4);
+    for (int64_t i = 0; i < m * n; i++)
+        if (get(C, type, i) != get(plain, type, i))
+            fail_msg("gemm %dx%dx%d flags %d: element %d is %g, not %g", (int)m, (int)n, (int)k, flags,
+                     (int)i, get(C, type, i), get(plain, type, i));
+    free_all(4, (void *[]){A, B, C, plain});
+}
+
+static void test_blas_against_plain(void **state)
+{
+    (void)state;
+    const int64_t sizes[] = {0, 1, 5, 67};
+    for (int i = 0; i < 64; i++)
+        for (int flags = 0; flags < 8; flags++)
+            for (enum moe_type type = MOE_F32; type <= MOE_F64; type++)
+                compare_gemm(sizes[i / 16], sizes[i / 4 % 4], sizes[i % 4], flags, type);
+}
+
+/* ---- the device ---- */
+
+static void test_device(void **state)
+{
+    (void)state;
+    void *p[2];
+    int64_t ns = -1, back = -1;
+    char text[] = "0123456789";
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(moe_device_cpu.alloc(cpu, i * sizeof text, &p[i]), MOE_OK);
+        assert_int_equal((uintptr_t)p[i] % 64, 0);
+    }
+    assert_int_equal(moe_device_cpu.copy(cpu, p[1], "abcdefghij", sizeof text, MOE_STREAM_COMM), MOE_OK);
+    assert_int_equal(moe_device_cpu.copy(cpu, text, p[1], sizeof text, MOE_STREAM_COMM), MOE_OK);
+    assert_string_equal(text, "abcdefghij");
+    assert_int_equal(moe_device_cpu.copy(cpu, NULL, NULL, 0, MOE_STREAM_COMM), MOE_OK);
+    assert_int_equal(openblas_get_num_threads(), 1);
+    for (int i = 0; i < 2; i++) moe_device_cpu.free(cpu, p[i]);
+    assert_int_equal(moe_device_cpu.mark(cpu, MOE_STREAM_COMPUTE, 0), MOE_OK);
+    usleep(2000);
+    assert_int_equal(moe_device_cpu.mark(cpu, MOE_STREAM_COMM, 1000), MOE_OK);
+    assert_int_equal(moe_device_cpu.sync(cpu, MOE_STREAM_COMM), MOE_OK);
+    assert_int_equal(moe_device_cpu.elapsed(cpu, 0, 1000, &ns), MOE_OK);
+    assert_int_equal(moe_device_cpu.elapsed(cpu, 1000, 0, &back), MOE_OK);
+    assert_true(ns >= 2000000);
+    assert_int_equal(back, -ns);
+}
+
+static int open_cpu(void **state)
+{
+    (void)state;
+    return moe_device_cpu.open(&cpu);
+}
+
+static int close_cpu(void **state)
+{
+    (void)state;
+    moe_device_cpu.close(NULL);
+    moe_device_cpu.close(cpu);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sort_then_unsort), cmocka_unit_test(test_blas_against_plain),
+        cmocka_unit_test(test_gradients),        cmocka_unit_test(test_float_against_double),
+        cmocka_unit_test(test_replace),          cmocka_unit_test(test_accumulate),
+        cmocka_unit_test(test_bugs_abort),       cmocka_unit_test(test_device),
+    };
+    return cmocka_run_group_tests(tests, open_cpu, close_cpu);
+}

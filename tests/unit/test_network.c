@@ -1,0 +1,218 @@
+/* Flows over time, solved by hand on a node of 4 GPUs: 1000 B/us up and down, device copies at 2000 B/us. */
+#include "sim/network.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+enum { US = 1000000 }; /* ps */
+
+static struct moe_topo machine(int n_ranks)
+{
+    struct moe_topo t = {
+        .gpus_per_node = 4, .nics_per_node = 4, .memory_Bps = 4e9, .intra_Bps = 1e9, .nic_Bps = 1e8};
+    moe_topo_build(&t, n_ranks);
+    return t;
+}
+
+static void close_machine(struct moe_topo *t, struct moe_network *net)
+{
+    moe_network_free(net);
+    free(t->link_Bps);
+    free(t->link_class);
+}
+
+/* Asserts that the next flows to end do so at `time`: those with these tags, in this order. */
+static void expect_end(struct moe_network *net, moe_ps time, int n, const int *tag)
+{
+    assert_int_equal(moe_network_next(net), time);
+    moe_network_end(net, time);
+    assert_int_equal(net->n_ended, n);
+    for (int i = 0; i < n; i++) assert_int_equal(net->ended[i].tag, tag[i]);
+}
+#define EXPECT_END(net, time, ...)                                                                           \
+    expect_end(net, time, sizeof((int[]){__VA_ARGS__}) / sizeof(int), (int[]){__VA_ARGS__})
+
+static void test_empty(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(4);
+    struct moe_network net;
+    moe_network_init(&net, &t);
+    assert_true(moe_network_next(&net) == MOE_NEVER);
+    moe_network_add(&net, 5 * US, 0, 1, 1000, 7);
+    EXPECT_END(&net, 6 * US, 7);
+    assert_true(moe_network_next(&net) == MOE_NEVER);
+    close_machine(&t, &net);
+}
+
+/* Two flows leave GPU 0, 500 B/us each. The one of 1000 B ends at 2 us; the other has then moved 1000 of 3000
+ * B and goes on alone at 1000 B/us: 2 + 2 = 4 us. */
+static void test_shared_link(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(4);
+    struct moe_network net;
+    moe_network_init(&net, &t);
+    moe_network_add(&net, 0, 0, 1, 1000, 1);
+    moe_network_add(&net, 0, 0, 2, 3000, 2);
+    EXPECT_END(&net, 2 * US, 1);
+    EXPECT_END(&net, 4 * US, 2);
+    close_machine(&t, &net);
+}
+
+/* Alone, flow 1 of 4000 B moves 1000 B by 1 us; then flow 2 joins on the same link: 500 B/us each. Flow 2 of
+ * 500 B ends at 2 us, when flow 1 has 2500 B left: 2 + 2.5 = 4.5 us. */
+static void test_late_start(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(4);
+    struct moe_network net;
+    moe_network_init(&net, &t);
+    moe_network_add(&net, 0, 0, 1, 4000, 1);
+    assert_int_equal(moe_network_next(&net), 4 * US);
+    moe_network_add(&net, 1 * US, 0, 2, 500, 2);
+    EXPECT_END(&net, 2 * US, 2);
+    EXPECT_END(&net, 9 * US / 2, 1);
+    close_machine(&t, &net);
+}
+
+/* Flows 1 and 2 have links of their own and end together, in the order of their start; flow 3 goes on. */
+static void test_equal_ends(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(4);
+    struct moe_network net;
+    moe_network_init(&net, &t);
+    moe_network_add(&net, 0, 2, 3, 9000, 3);
+    moe_network_add(&net, 0, 0, 1, 1000, 1);
+    moe_network_add(&net, 0, 1, 0, 1000, 2);
+    EXPECT_END(&net, 1 * US, 1, 2);
+    EXPECT_END(&net, 9 * US, 3);
+    close_machine(&t, &net);
+}
+
+/* A copy on the device runs at half the memory rate, 2000 B/us, whatever else its GPU sends. */
+static void test_local_copy(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(4);
+    struct moe_network net;
+    moe_network_init(&net, &t);
+    moe_network_add(&net, 0, 0, 1, 3000, 1);
+    moe_network_add(&net, 0, 0, 0, 4000, 2);
+    moe_network_add(&net, 0, 1, 1, 2000, 3);
+    EXPECT_END(&net, 1 * US, 3);
+    EXPECT_END(&net, 2 * US, 2);
+    assert_false(net.changed); /* copies do not make the others be solved again */
+    EXPECT_END(&net, 3 * US, 1);
+    close_machine(&t, &net);
+}
+
+/* 1001 B at 3200 B/us take 312,812.5 ps, rounded to 312,813 once, when the rate is set: not again and again
+ * with what is left while flows between other GPUs come and go, which would lose the half sooner or later. */
+static void test_unconcerned_flow_keeps_its_end(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(4);
+    struct moe_network net;
+    for (int l = 0; l < t.n_links; l++) t.link_Bps[l] = 3.2e9;
+    moe_network_init(&net, &t);
+    moe_network_add(&net, 0, 1, 0, 1001, 1);
+    for (int i = 0; i < 100; i++) {
+        moe_network_add(&net, 7 * i, 2, 3, 100000, 2);
+        moe_network_next(&net);
+    }
+    EXPECT_END(&net, 312813, 1);
+    close_machine(&t, &net);
+}
+
+/* A flow counts once for each class that it crosses, though it crosses two links of it; a copy for none. With
+ * kind shared, between nodes: GPU, bus, NIC, NIC, bus, GPU. */
+static void test_bytes_of_classes(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(8);
+    struct moe_network net;
+    moe_network_init(&net, &t);
+    moe_network_add(&net, 0, 0, 1, 10, 0);
+    moe_network_add(&net, 0, 0, 4, 200, 0);
+    moe_network_add(&net, 0, 2, 2, 3000, 0);
+    assert_int_equal(net.bytes[MOE_LINK_INTRA], 10);
+    assert_int_equal(net.bytes[MOE_LINK_BUS], 0);
+    assert_int_equal(net.bytes[MOE_LINK_NIC], 200);
+    moe_network_free(&net);
+    t.intra_kind = MOE_INTRA_SHARED;
+    t.bus_Bps = 1e9;
+    moe_topo_build(&t, 8);
+    moe_network_init(&net, &t);
+    moe_network_add(&net, 0, 0, 1, 10, 0);
+    moe_network_add(&net, 0, 0, 4, 200, 0);
+    assert_int_equal(net.bytes[MOE_LINK_INTRA], 210);
+    assert_int_equal(net.bytes[MOE_LINK_BUS], 210);
+    assert_int_equal(net.bytes[MOE_LINK_NIC], 200);
+    close_machine(&t, &net);
+}
+
+/* All pairs of 16 ranks, every size different. No link carries more than its capacity allows, and the busiest
+ * one gives a lower bound; what a flow has left, integrated over its rates, is nothing. */
+static void test_random_all_pairs(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(16);
+    struct moe_network net;
+    moe_network_init(&net, &t);
+    double *bytes = moe_alloc((size_t)t.n_links, sizeof *bytes), bound_s = 0;
+    for (int a = 0; a < 16; a++)
+        for (int b = 0; b < 16; b++) {
+            int64_t size = 1 + (int64_t)(moe_hash64((uint64_t)(a * 16 + b)) % 100000);
+            moe_network_add(&net, 0, a, b, size, 0);
+            const struct moe_flow *f = &net.flow[net.n - 1];
+            for (int i = 0; i < f->n_links; i++) bytes[f->path[i]] += (double)size;
+        }
+    for (int l = 0; l < t.n_links; l++)
+        if (bytes[l] / t.link_Bps[l] > bound_s) bound_s = bytes[l] / t.link_Bps[l];
+    moe_ps now = 0;
+    int ended = 0;
+    while (moe_network_next(&net) != MOE_NEVER) {
+        assert_true(moe_network_next(&net) >= now);
+        double *load = moe_alloc((size_t)t.n_links, sizeof *load);
+        for (int f = 0; f < net.n; f++)
+            for (int i = 0; i < net.flow[f].n_links; i++) load[net.flow[f].path[i]] += net.flow[f].rate;
+        for (int l = 0; l < t.n_links; l++) assert_true(load[l] <= t.link_Bps[l] * (1 + 1e-9));
+        free(load);
+        now = moe_network_next(&net);
+        moe_network_end(&net, now);
+        ended += net.n_ended;
+        for (int f = 0; f < net.n_ended; f++) { /* to within the half picosecond that an end is rounded to */
+            const struct moe_flow *e = &net.ended[f];
+            double left = e->remaining_bytes - e->rate * 1e-12 * (double)(now - e->since);
+            assert_true(left < e->rate * 0.6e-12 && left > -e->rate * 0.6e-12);
+        }
+    }
+    assert_int_equal(ended, 256);
+    assert_true((double)now >= bound_s * 1e12 - 1);
+    assert_true((double)now <= 2 * bound_s * 1e12);
+    free(bytes);
+    close_machine(&t, &net);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_shared_link),
+        cmocka_unit_test(test_late_start),
+        cmocka_unit_test(test_equal_ends),
+        cmocka_unit_test(test_local_copy),
+        cmocka_unit_test(test_unconcerned_flow_keeps_its_end),
+        cmocka_unit_test(test_bytes_of_classes),
+        cmocka_unit_test(test_random_all_pairs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,248 @@
+/* Routing: generated counts add up, repeat and skew as asked; a trace gives back the counts of its tokens. */
+#include "sim/routing.h"
+#include "traces/store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+static size_t n_counts(const struct moe_routing *r)
+{
+    return (size_t)r->n_layers * (size_t)r->n_ranks * (size_t)r->n_experts;
+}
+
+static bool same(const struct moe_routing *a, const struct moe_routing *b)
+{
+    return n_counts(a) == n_counts(b) && !memcmp(a->counts, b->counts, n_counts(a) * sizeof *a->counts);
+}
+
+/* Rows of the busiest expert of a layer over all ranks, and which it is. */
+static int64_t busiest(const struct moe_routing *r, int layer, int *expert)
+{
+    int64_t most = -1;
+    for (int e = 0; e < r->n_experts; e++) {
+        int64_t rows = 0;
+        for (int rank = 0; rank < r->n_ranks; rank++) rows += moe_routing_counts(r, layer, rank)[e];
+        if (rows <= most) continue;
+        most = rows;
+        *expert = e;
+    }
+    return most;
+}
+
+static void test_sums(void **state)
+{
+    (void)state;
+    const int64_t tokens[] = {100, 0, 7, 33};
+    for (int skew = 0; skew < 40; skew += 13) {
+        struct moe_routing *r = moe_routing_generate(3, 4, 16, 5, tokens, skew, 1);
+        for (int l = 0; l < 3; l++)
+            for (int rank = 0; rank < 4; rank++) {
+                int64_t sum = 0;
+                for (int e = 0; e < 16; e++) {
+                    int32_t rows = moe_routing_counts(r, l, rank)[e];
+                    assert_in_range(rows, 0, tokens[rank]); /* an expert at most once a token */
+                    sum += rows;
+                }
+                assert_int_equal(sum, 5 * tokens[rank]);
+                assert_int_equal(r->tokens[rank], tokens[rank]);
+            }
+        moe_routing_free(r);
+    }
+    moe_routing_free(NULL);
+}
+
+/* K = E: every token goes to every expert. K = 1 with a skew of 2000: the second expert has weight 2^-2000 =
+ * 0, so all tokens go to one expert of the layer; with K = 3 it still takes every token, beside two without
+ * weight. */
+static void test_by_hand(void **state)
+{
+    (void)state;
+    const int64_t tokens[] = {9, 4};
+    struct moe_routing *r = moe_routing_generate(2, 2, 6, 6, tokens, 1, 1);
+    for (int l = 0; l < 2; l++)
+        for (int rank = 0; rank < 2; rank++)
+            for (int e = 0; e < 6; e++) assert_int_equal(moe_routing_counts(r, l, rank)[e], tokens[rank]);
+    moe_routing_free(r);
+    int first, expert;
+    r = moe_routing_generate(1, 2, 6, 1, tokens, 2000, 1);
+    assert_int_equal(busiest(r, 0, &first), 13);
+    moe_routing_free(r);
+    r = moe_routing_generate(1, 2, 6, 3, tokens, 2000, 1);
+    assert_int_equal(moe_routing_counts(r, 0, 1)[first], 4);
+    moe_routing_free(r);
+    /* No skew, K = 2 of E = 4, T = 40,000: each expert has T K / E = 20,000 rows; the deviation of a binomial
+     * with p = 1/2 is 100, five of them 500. */
+    const int64_t many = 40000;
+    r = moe_routing_generate(1, 1, 4, 2, &many, 0, 5);
+    for (int e = 0; e < 4; e++) assert_in_range(moe_routing_counts(r, 0, 0)[e], 19500, 20500);
+    moe_routing_free(r);
+    /* Skew 1, K = 2 of E = 3: weights 6, 3, 2 of 11. The heaviest is drawn first with 6/11, or second after
+     * 3 (3/11 * 6/8) or 2 (2/11 * 6/9): 0.545 + 0.205 + 0.121 = 0.8712. Of 40,000: 34,848, deviation 67. */
+    r = moe_routing_generate(1, 1, 3, 2, &many, 1, 5);
+    assert_in_range(busiest(r, 0, &expert), 34848 - 335, 34848 + 335);
+    moe_routing_free(r);
+}
+
+static void test_repeats(void **state)
+{
+    (void)state;
+    const int64_t tokens[] = {64, 32, 64};
+    struct moe_routing *a = moe_routing_generate(2, 3, 8, 2, tokens, 1, 7);
+    struct moe_routing *b = moe_routing_generate(2, 3, 8, 2, tokens, 1, 7);
+    struct moe_routing *c = moe_routing_generate(2, 3, 8, 2, tokens, 1, 8);
+    assert_true(same(a, b));
+    assert_false(same(a, c));
+    /* Ranks and layers draw for themselves. */
+    size_t row = 8 * sizeof(int32_t);
+    assert_memory_not_equal(moe_routing_counts(a, 0, 0), moe_routing_counts(a, 0, 2), row);
+    assert_memory_not_equal(moe_routing_counts(a, 0, 0), moe_routing_counts(a, 1, 0), row);
+    moe_routing_free(a);
+    moe_routing_free(b);
+    moe_routing_free(c);
+}
+
+/* 4,000 tokens, K = 4, E = 64. No skew: mean 250 rows an expert, deviation 15, the busiest of 64 some 3 of
+ * them above. Zipf: one draw hits the heaviest with 1 / H(64) = 0.21, four rarely miss more than half.
+ * Square: with 6 / pi^2 = 0.61 at once. */
+static void test_skew(void **state)
+{
+    (void)state;
+    const int64_t tokens[] = {2000, 2000};
+    static const struct {
+        double skew;
+        int64_t low, high;
+    } cases[] = {{0, 260, 330}, {1, 2000, 3200}, {2, 3600, 4000}};
+    for (int i = 0; i < 3; i++) {
+        int expert;
+        struct moe_routing *r = moe_routing_generate(1, 2, 64, 4, tokens, cases[i].skew, 3);
+        assert_in_range(busiest(r, 0, &expert), cases[i].low, cases[i].high);
+        moe_routing_free(r);
+    }
+}
+
+/* The busiest expert differs from layer to layer, and every expert is busiest somewhere. */
+static void test_order_per_layer(void **state)
+{
+    (void)state;
+    enum { LAYERS = 400, EXPERTS = 8 };
+    const int64_t tokens = 200;
+    int layers_of[EXPERTS] = {0};
+    struct moe_routing *r = moe_routing_generate(LAYERS, 1, EXPERTS, 1, &tokens, 3, 11);
+    for (int l = 0; l < LAYERS; l++) {
+        int expert;
+        assert_true(busiest(r, l, &expert) > 120);
+        layers_of[expert]++;
+    }
+    /* 50 of 400 each; the deviation is 6.6. */
+    for (int e = 0; e < EXPERTS; e++) assert_in_range(layers_of[e], 20, 80);
+    moe_routing_free(r);
+}
+
+/* ---- traces ---- */
+
+#define PATH "test_routing.db"
+
+static struct moe_store *new_trace(int n_ranks, int n_steps)
+{
+    struct moe_store *s;
+    assert_int_equal(moe_store_open(PATH, MOE_STORE_CREATE, &s), MOE_OK);
+    const char *const run[][2] = {{"layers", "2"}, {"experts", "4"}, {"top_k", "2"}};
+    for (int i = 0; i < 3; i++) assert_int_equal(moe_store_put(s, run[i][0], run[i][1]), MOE_OK);
+    for (int r = 0; r < n_ranks; r++) {
+        assert_int_equal(moe_store_add_rank(s, &(struct moe_store_rank){.rank = r}), MOE_OK);
+        for (int step = 0; step < n_steps - r; step++) { /* rank 1 lacks the last step */
+            /* Two tokens: experts 0 1, r 3; in layer 1: 2 3, step 3. */
+            int32_t ids[][4] = {{0, 1, r, 3}, {2, 3, step, 3}};
+            for (int l = 0; l < 2; l++)
+                assert_int_equal(moe_store_add_routing(s, step, l, r, 2, 2, ids[l]), MOE_OK);
+            assert_int_equal(moe_store_add_step(s, step, r, 1, 1), MOE_OK);
+        }
+    }
+    return s;
+}
+
+static void end_trace(struct moe_store *s)
+{
+    moe_store_close(s);
+    remove(PATH);
+}
+
+static void test_load(void **state)
+{
+    (void)state;
+    struct moe_store *s = new_trace(2, 3);
+    struct moe_routing *r;
+    assert_int_equal(moe_routing_load(s, -1, &r), MOE_OK); /* step 1: the last of both ranks */
+    const int32_t counts[] = {2, 1, 0, 1, /* layer 0 rank 0 */ 1, 2, 0, 1,
+                              0, 1, 1, 2, /* layer 1 */ 0,        1, 1, 2};
+    assert_int_equal(n_counts(r), 16);
+    assert_memory_equal(r->counts, counts, sizeof counts);
+    assert_true(r->tokens[0] == 2 && r->tokens[1] == 2 && r->top_k == 2);
+    moe_routing_free(r);
+    assert_int_equal(moe_routing_load(s, 0, &r), MOE_OK);
+    assert_int_equal(moe_routing_counts(r, 1, 0)[0], 1);
+    moe_routing_free(r);
+    assert_int_equal(moe_routing_load(s, 2, &r), MOE_EINPUT);
+    assert_null(r);
+    assert_string_equal(moe_error(), "the trace has no complete step 2, expected 0 to 1");
+    end_trace(s);
+}
+
+static void assert_refused(struct moe_store *s, const char *text)
+{
+    struct moe_routing *r;
+    assert_int_equal(moe_routing_load(s, -1, &r), MOE_EINPUT);
+    if (!strstr(moe_error(), text)) fail_msg("'%s' does not say '%s'", moe_error(), text);
+}
+
+static void test_load_refuses(void **state)
+{
+    (void)state;
+    struct moe_store *s = new_trace(2, 1);
+    assert_refused(s, "the trace has no complete step");
+    end_trace(s);
+    s = new_trace(2, 2);
+    assert_int_equal(moe_store_put(s, "experts", "3"), MOE_OK);
+    assert_refused(s, "step 0 of the trace, layer 0, rank 0: expert 3 of 3");
+    assert_int_equal(moe_store_put(s, "experts", "4"), MOE_OK);
+    assert_int_equal(moe_store_put(s, "top_k", "1"), MOE_OK);
+    assert_refused(s, "2 tokens to 2 experts, expected 2 to 1");
+    assert_int_equal(moe_store_put(s, "top_k", "2"), MOE_OK);
+    assert_int_equal(moe_store_put(s, "layers", "3"), MOE_OK);
+    assert_refused(s, "step 0 of the trace has no routing for layer 2, rank 0");
+    assert_int_equal(moe_store_put(s, "layers", "2000000000"), MOE_OK);
+    assert_refused(s, "says layers 2000000000");
+    assert_int_equal(moe_store_put(s, "layers", "0"), MOE_OK);
+    assert_refused(s, "says layers 0");
+    /* A layer with other tokens than the first one. */
+    const int32_t ids[2] = {0, 1};
+    assert_int_equal(moe_store_put(s, "layers", "2"), MOE_OK);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(moe_store_add_routing(s, 2, 0, r, 1, 2, ids), MOE_OK);
+        assert_int_equal(moe_store_add_routing(s, 2, 1, r, 0, 2, ids), MOE_OK);
+        assert_int_equal(moe_store_add_step(s, 2, r, 1, 1), MOE_OK);
+    }
+    assert_refused(s, "step 2 of the trace, layer 1, rank 0: 0 tokens to 2 experts, expected 1 to 2");
+    end_trace(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_repeats),
+        cmocka_unit_test(test_skew),
+        cmocka_unit_test(test_order_per_layer),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_load_refuses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,230 @@
+/* Topologies: the shipped files, the paths through both kinds of node, and what the loader refuses. */
+#include "sim/share.h"
+#include "sim/topology.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define NEAR(a, b) (fabs((a) - (b)) <= 1e-12 * (b))
+
+static const char *const shipped[] = {"dgx_h100", "pcie_box"};
+
+static struct moe_topo *load(const char *name)
+{
+    struct moe_topo *t;
+    if (moe_topo_load(name, &t) != MOE_OK) fail_msg("%s", moe_error());
+    return t;
+}
+
+static void shipped_files_load(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof shipped / sizeof *shipped; i++) {
+        struct moe_topo *t = load(shipped[i]);
+        assert_string_equal(t->name, shipped[i]);
+        moe_topo_free(t);
+    }
+    moe_topo_free(NULL);
+    struct moe_topo *t = load("dgx_h100");
+    assert_true(t->gpus_per_node == 8 && t->nics_per_node == 8 && t->intra_kind == MOE_INTRA_SWITCH);
+    assert_true(t->matmul_float32_flops == 54e12 && t->matmul_float64_flops == 54e12 &&
+                t->memory_Bps == 3e12);
+    assert_true(NEAR(t->launch_s, 4e-6) && NEAR(t->host_sync_s, 10e-6));
+    assert_true(t->intra_Bps == 370.8e9 && t->bus_Bps == 0 && t->nic_Bps == 50e9);
+    moe_topo_free(t);
+    t = load("pcie_box");
+    assert_true(t->nics_per_node == 1 && t->intra_kind == MOE_INTRA_SHARED && t->bus_Bps == 16e9);
+    moe_topo_free(t);
+}
+
+static void assert_path(const struct moe_topo *t, int a, int b, const int *expected, int n)
+{
+    int path[MOE_PATH_MAX];
+    assert_int_equal(moe_topo_path(t, a, b, path), n);
+    for (int i = 0; i < n; i++) assert_int_equal(path[i], expected[i]);
+}
+
+/* 10 ranks on 2 nodes. Links: up 0..9, down 10..19, then NICs of node 0: out 20, 22, .. 34, in 21, .. 35;
+ * node 1: out 36.., in 37... Rank 9 is GPU 1 of node 1. */
+static void paths_through_a_switch(void **state)
+{
+    (void)state;
+    struct moe_topo *t = load("dgx_h100");
+    moe_topo_build(t, 10);
+    assert_int_equal(t->n_links, 2 * 10 + 2 * 16);
+    assert_path(t, 2, 7, (int[]){2, 17}, 2);
+    assert_path(t, 3, 9, (int[]){26, 39}, 2);
+    assert_path(t, 9, 3, (int[]){38, 27}, 2);
+    assert_path(t, 9, 9, NULL, 0);
+    assert_true(t->link_Bps[17] == 370.8e9 && t->link_class[17] == MOE_LINK_INTRA);
+    assert_true(t->link_Bps[26] == 50e9 && t->link_class[26] == MOE_LINK_NIC);
+    assert_true(NEAR(moe_topo_latency_s(t, 2, 7), 8e-6) && NEAR(moe_topo_latency_s(t, 3, 9), 15e-6));
+    assert_true(moe_topo_latency_s(t, 4, 4) == 0);
+    moe_topo_free(t);
+}
+
+/* 16 ranks on 2 nodes. Links: up 0..15, down 16..31, buses 32, 33, NICs: out 34, in 35; out 36, in 37. Laid
+ * out again for 8 ranks: up 0..7, down 8..15, bus 16, NIC 17, 18. */
+static void paths_over_a_shared_bus(void **state)
+{
+    (void)state;
+    struct moe_topo *t = load("pcie_box");
+    moe_topo_build(t, 16);
+    assert_int_equal(t->n_links, 38);
+    assert_path(t, 2, 7, (int[]){2, 32, 23}, 3);
+    assert_path(t, 3, 9, (int[]){3, 32, 34, 37, 33, 25}, 6);
+    assert_true(t->link_Bps[33] == 16e9 && t->link_class[33] == MOE_LINK_BUS);
+    moe_topo_build(t, 8);
+    assert_int_equal(t->n_links, 19);
+    assert_path(t, 2, 7, (int[]){2, 16, 15}, 3);
+    moe_topo_free(t);
+}
+
+/* Every GPU of a node uses one NIC, each NIC has as many GPUs as the others, give or take one. */
+static void gpus_spread_over_nics(void **state)
+{
+    (void)state;
+    struct moe_topo t = {.gpus_per_node = 8, .nic_Bps = 1, .intra_Bps = 1};
+    for (t.nics_per_node = 1; t.nics_per_node <= 8; t.nics_per_node++) {
+        int users[8] = {0}, path[MOE_PATH_MAX];
+        moe_topo_build(&t, 16);
+        for (int a = 0; a < 8; a++) {
+            assert_int_equal(moe_topo_path(&t, a, 8, path), 2);
+            assert_int_equal(t.link_class[path[0]], MOE_LINK_NIC);
+            users[(path[0] - 32) / 2]++;
+        }
+        for (int nic = 0; nic < t.nics_per_node; nic++)
+            assert_in_range(users[nic], 8 / t.nics_per_node, (8 + t.nics_per_node - 1) / t.nics_per_node);
+    }
+    free(t.link_Bps);
+    free(t.link_class);
+}
+
+/* Equal all-to-all of 64 ranks, against the closed form. Inside a node 7 flows share a GPU's up link, between
+ * nodes 56 flows share its NIC: 370.8 / 7 and 50 / 56 GB/s. */
+static void alltoall_of_eight_nodes(void **state)
+{
+    (void)state;
+    enum { R = 64, F = R * (R - 1) };
+    struct moe_topo *t = load("dgx_h100");
+    int *first = moe_alloc(F + 1, sizeof *first), *path = moe_alloc(F * MOE_PATH_MAX, sizeof *path), f = 0;
+    double *rate = moe_alloc(F, sizeof *rate);
+    moe_topo_build(t, R);
+    for (int a = 0; a < R; a++)
+        for (int b = 0; b < R; b++) {
+            if (a == b) continue;
+            first[f + 1] = first[f] + moe_topo_path(t, a, b, path + first[f]);
+            f++;
+        }
+    moe_share(t->n_links, t->link_Bps, F, first, path, NULL, rate);
+    for (int a = 0, i = 0; a < R; a++)
+        for (int b = 0; b < R; b++) {
+            if (a == b) continue;
+            assert_true(NEAR(rate[i], a / 8 == b / 8 ? 370.8e9 / 7 : 50e9 / 56));
+            i++;
+        }
+    free(first);
+    free(path);
+    free(rate);
+    moe_topo_free(t);
+}
+
+static const char top[] = "name: x\ngpus_per_node: 2\n";
+static const char gpu[] =
+    "gpu: {matmul_float32: 1 TFLOP/s, matmul_float64: 1 TFLOP/s, memory: 1 TB/s, launch: 0 us, "
+    "host_sync: 0 us, source: made up}\n";
+static const char intra[] = "intra: {kind: switch, bandwidth: 1 GB/s, latency: 0 us, source: made up}\n";
+static const char inter[] = "inter: {nics_per_node: 1, bandwidth: 1 GB/s, latency: 0 us, source: made up}\n";
+
+static int load_text(const char *a, const char *b, const char *c, const char *d, struct moe_topo **out)
+{
+    FILE *file = fopen("test_topology.tmp.yaml", "w");
+    assert_non_null(file);
+    fprintf(file, "%s%s%s%s", a, b, c, d);
+    assert_int_equal(fclose(file), 0);
+    int err = moe_topo_load("test_topology.tmp.yaml", out);
+    unlink("test_topology.tmp.yaml");
+    return err;
+}
+
+static void loader_refuses(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *top, *gpu, *intra, *inter, *message;
+    } cases[] = {
+        {"name: x\n", gpu, intra, inter, "yaml:1: key 'gpus_per_node' is missing"},
+        {"name: x\ngpus_per_node: 0\n", gpu, intra, inter,
+         "yaml:2: gpus_per_node: expected an integer from 1"},
+        {top, "gpu: 8\n", intra, inter, "yaml:3: expected a mapping"},
+        {top, gpu, intra, "", "key 'inter' is missing"},
+        {top, gpu, intra, "inter: {nics_per_node: 1, bandwidth: 1 GB/s, latency: 0 us}\n",
+         "yaml:5: key 'source' is missing"},
+        {top, gpu, intra, "inter: {nics_per_node: 1, bandwidth: 1 GB/s, latency: 0 us, source: }\n",
+         "yaml:5: source: expected a text"},
+        {top, gpu, intra, "inter: {nics_per_node: 1, bandwidth: 1 GB/s, latency: 0 us, source: [a]}\n",
+         "yaml:5: source: expected a text"},
+        {top, gpu, intra, "inter: {nics_per_node: 1, bandwidth: 50, latency: 0 us, source: a}\n",
+         "yaml:5: bandwidth: no unit in '50' (write 50 GB/s)"},
+        {top, gpu, intra, "inter: {nics_per_node: 1, bandwith: 50 GB/s, latency: 0 us, source: a}\n",
+         "yaml:5: unknown key 'bandwith' (did you mean 'bandwidth'?)"},
+        {top, gpu, "intra: {kind: switch, bandwidth: 1 GB/s, latency: 0 us, source: a, gpus: 1}\n", inter,
+         "yaml:4: unknown key 'gpus'"},
+        {top, gpu, "intra: {kind: mesh, bandwidth: 1 GB/s, latency: 0 us, source: a}\n", inter,
+         "yaml:4: kind: expected one of switch, shared"},
+        {top, gpu, "intra: {kind: shared, bandwidth: 1 GB/s, latency: 0 us, source: a}\n", inter,
+         "yaml:4: kind shared needs a bus"},
+        {top, gpu, "intra: {kind: switch, bus: 1 GB/s, bandwidth: 1 GB/s, latency: 0 us, source: a}\n", inter,
+         "yaml:4: kind switch has no bus"},
+    };
+    struct moe_topo *t;
+    assert_int_equal(load_text(top, gpu, intra, inter, &t), MOE_OK);
+    moe_topo_free(t);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(load_text(cases[i].top, cases[i].gpu, cases[i].intra, cases[i].inter, &t),
+                         MOE_EINPUT);
+        if (!strstr(moe_error(), cases[i].message))
+            fail_msg("'%s' does not hold '%s'", moe_error(), cases[i].message);
+        assert_null(t);
+    }
+}
+
+static void names_are_looked_up(void **state)
+{
+    (void)state;
+    struct moe_topo *t;
+    assert_int_equal(moe_topo_load("dgx_h10", &t), MOE_EINPUT);
+    assert_non_null(strstr(moe_error(), "unknown topology 'dgx_h10' in "));
+    assert_non_null(strstr(moe_error(), "(did you mean 'dgx_h100'?)"));
+    assert_int_equal(moe_topo_load("nowhere/dgx_h100.yaml", &t), MOE_EINPUT);
+    assert_string_equal(moe_error(), "nowhere/dgx_h100.yaml: cannot be read: No such file or directory");
+    char *name = moe_alloc(100000, 1);
+    memset(name, 'x', 99999);
+    assert_int_equal(moe_topo_load(name, &t), MOE_EINPUT);
+    free(name);
+    setenv("MOESIM_TOPOLOGIES", "nowhere", 1);
+    assert_int_equal(moe_topo_load("dgx_h100", &t), MOE_EINPUT);
+    assert_string_equal(moe_error(), "unknown topology 'dgx_h100' in nowhere");
+    unsetenv("MOESIM_TOPOLOGIES");
+    moe_topo_free(load("dgx_h100"));
+}
+
+int main(void)
+{
+    unsetenv("MOESIM_TOPOLOGIES");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shipped_files_load),      cmocka_unit_test(paths_through_a_switch),
+        cmocka_unit_test(paths_over_a_shared_bus), cmocka_unit_test(gpus_spread_over_nics),
+        cmocka_unit_test(alltoall_of_eight_nodes), cmocka_unit_test(loader_refuses),
+        cmocka_unit_test(names_are_looked_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,426 @@
+/* store.c - see store.h: the connection and the rows. Tables, columns and rules of the file are in SCHEMA.md.
+ *
+ * A new file is built beside and renamed, so that a store has its tables or is not there. While open for
+ * writing it is in WAL mode with one transaction a step; closing leaves a single file. */
+#include "traces/store_internal.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+/* clang-format off */
+static const char schema[] =
+    "PRAGMA journal_mode = MEMORY; BEGIN;" /* a file that fails is thrown away */
+    "PRAGMA application_id = " TEXT(MOE_STORE_APPLICATION_ID) ";"
+    "PRAGMA user_version = " TEXT(MOE_STORE_VERSION) ";"
+    "CREATE TABLE run(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
+    "CREATE TABLE rank(rank INTEGER PRIMARY KEY, tokens INTEGER NOT NULL, pid INTEGER NOT NULL);"
+    "CREATE TABLE routing(step INTEGER NOT NULL, layer INTEGER NOT NULL, rank INTEGER NOT NULL,"
+    " n_tokens INTEGER NOT NULL, top_k INTEGER NOT NULL, ids BLOB NOT NULL, PRIMARY KEY(step, layer, rank));"
+    "CREATE TABLE op(step INTEGER NOT NULL, rank INTEGER NOT NULL, layer INTEGER NOT NULL,"
+    " block INTEGER NOT NULL, op INTEGER NOT NULL, entry_ns INTEGER NOT NULL, start_ns INTEGER NOT NULL,"
+    " end_ns INTEGER NOT NULL, bytes INTEGER NOT NULL, label TEXT NOT NULL, kind TEXT NOT NULL);"
+    "CREATE INDEX op_by_step ON op(step, rank);"
+    "CREATE TABLE step(step INTEGER NOT NULL, rank INTEGER NOT NULL, wall_ns INTEGER NOT NULL, loss REAL,"
+    " PRIMARY KEY(step, rank)) WITHOUT ROWID;"
+    "CREATE TABLE result(id INTEGER PRIMARY KEY, intra_bytes INTEGER NOT NULL, inter_bytes INTEGER NOT NULL,"
+    " step_us REAL NOT NULL, compute_us REAL NOT NULL, exposed_us REAL NOT NULL, waiting_us REAL NOT NULL,"
+    " host_us REAL NOT NULL, scenario TEXT NOT NULL, topology TEXT NOT NULL, dispatcher TEXT NOT NULL);"
+    "COMMIT";
+
+#define QUERIES(X) \
+        X(PUT,          "REPLACE INTO run VALUES(?, ?)") \
+        X(GET,          "SELECT value FROM run WHERE key = ?") \
+        X(ADD_RANK,     "INSERT INTO rank VALUES(?, ?, ?)") \
+        X(ADD_ROUTING,  "INSERT INTO routing VALUES(?, ?, ?, ?, ?, ?)") \
+        X(ROUTING,      "SELECT n_tokens, top_k, ids FROM routing WHERE step = ? AND layer = ? AND rank = ?") \
+        X(ADD_OP,       "INSERT INTO op VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") \
+        X(EACH_OP,      "SELECT step, rank, layer, block, op, entry_ns, start_ns, end_ns, bytes, label, kind" \
+                        " FROM op WHERE step BETWEEN ? AND ? ORDER BY step, rank, rowid") \
+        X(ADD_STEP,     "INSERT INTO step VALUES(?, ?, ?, ?)") \
+        X(COMPLETE,     "SELECT step, MAX(wall_ns), AVG(loss), COUNT(loss) FROM step GROUP BY step" \
+                        " HAVING COUNT(*) = ? ORDER BY step") \
+        X(COUNTS,       "SELECT (SELECT COUNT(*) FROM rank), (SELECT COUNT(*) FROM routing)," \
+                        " (SELECT COUNT(*) FROM op), (SELECT COUNT(*) FROM result)") \
+        X(ADD_RESULT,   "INSERT INTO result VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") \
+        X(CLEAR_RESULTS,"DELETE FROM result") \
+        X(EACH_RESULT,  "SELECT intra_bytes, inter_bytes, step_us, compute_us, exposed_us, waiting_us, host_us," \
+                        " scenario, topology, dispatcher FROM result ORDER BY id")
+/* clang-format on */
+#define X(name, text) Q_##name,
+enum query { QUERIES(X) QUERY_COUNT };
+#undef X
+#define X(name, text) text,
+static const char *const query_text[] = {QUERIES(X)};
+#undef X
+
+struct moe_store {
+    char *path;
+    sqlite3 *db;
+    sqlite3_stmt *query[QUERY_COUNT];
+};
+
+/* ---- SQLite's answers ---- */
+
+/* A broken or foreign file is the user's input; the rest is the outside world. */
+static int check(const struct moe_store *s, int rc)
+{
+    int kind = rc & 0xff; /* without the extended part */
+    if (kind == SQLITE_OK || kind == SQLITE_ROW || kind == SQLITE_DONE) return MOE_OK;
+    bool content =
+        kind == SQLITE_CORRUPT || kind == SQLITE_NOTADB || kind == SQLITE_ERROR || kind == SQLITE_CONSTRAINT;
+    int os = kind == SQLITE_CANTOPEN || kind == SQLITE_IOERR ? sqlite3_system_errno(s->db) : 0;
+    return moe_fail(content ? MOE_EINPUT : MOE_EFAILED, "%s: %s%s%s", s->path, sqlite3_errmsg(s->db),
+                    os ? ": " : "", os ? strerror(os) : "");
+}
+
+static int keep_first(void *first, int n, char **text, char **names)
+{
+    (void)n, (void)names;
+    char **kept = first;
+    if (kept && !*kept) *kept = moe_store_join(text[0] ? text[0] : "", "");
+    return 0;
+}
+
+int moe_store_exec(struct moe_store *s, const char *sql, char **first)
+{
+    return check(s, sqlite3_exec(s->db, sql, keep_first, first, NULL));
+}
+
+/* The statement with its first n parameters bound. */
+static sqlite3_stmt *bound(struct moe_store *s, enum query id, int n, const int64_t *values)
+{
+    sqlite3_stmt *q = s->query[id];
+    moe_assert(!sqlite3_stmt_busy(q)); /* a callback of each_op may not call each_op */
+    for (int i = 0; i < n; i++) sqlite3_bind_int64(q, i + 1, values[i]);
+    return q;
+}
+/* clang-format off */
+#define INTS(...) sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (const int64_t[]){__VA_ARGS__}
+/* clang-format on */
+
+/* Result: 1 with a row, 0 at the end, negative on an error; the statement is reset unless there is a row. */
+static int next(struct moe_store *s, sqlite3_stmt *q)
+{
+    int rc = sqlite3_step(q);
+    if (rc == SQLITE_ROW) return 1;
+    int err = check(s, rc);
+    sqlite3_reset(q);
+    return err;
+}
+
+static void bind_text(sqlite3_stmt *q, int i, const char *text)
+{
+    sqlite3_bind_text(q, i, text, -1, SQLITE_STATIC);
+}
+
+static void copy_text(char *out, size_t size, sqlite3_stmt *q, int column)
+{
+    const unsigned char *text = sqlite3_column_text(q, column);
+    snprintf(out, size, "%s", text ? (const char *)text : "");
+}
+
+/* ---- open and close ---- */
+
+static int create(const char *path)
+{
+    struct moe_store s = {.path = moe_store_join(path, ".new")};
+    moe_store_remove(s.path);
+    int err = check(&s, sqlite3_open_v2(s.path, &s.db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL));
+    if (err == MOE_OK) err = moe_store_exec(&s, schema, NULL);
+    sqlite3_close(s.db);
+    if (err == MOE_OK) err = moe_store_rename(s.path, path);
+    if (err < 0) moe_store_remove(s.path);
+    free(s.path);
+    return err;
+}
+
+int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store **out)
+{
+    *out = NULL;
+    if (mode == MOE_STORE_CREATE) MOE_TRY(create(path));
+    MOE_TRY(moe_store_check_file(path));
+    struct moe_store *s = moe_alloc(1, sizeof *s);
+    s->path = moe_store_join(path, "");
+    int flags = mode == MOE_STORE_READ ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE, err;
+    MOE_TRY_GOTO(check(s, sqlite3_open_v2(path, &s->db, flags, NULL)));
+    sqlite3_busy_timeout(s->db, 5000);
+    /* SQLite falls back to reading when it may not write. */
+    if (mode != MOE_STORE_READ && sqlite3_db_readonly(s->db, "main"))
+        MOE_TRY_GOTO(moe_fail(MOE_EFAILED, "%s: not writable", path));
+    if (mode != MOE_STORE_READ)
+        MOE_TRY_GOTO(moe_store_exec(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", NULL));
+    for (int i = 0; i < QUERY_COUNT; i++) /* also finds out whether the tables are there */
+        MOE_TRY_GOTO(check(
+            s, sqlite3_prepare_v3(s->db, query_text[i], -1, SQLITE_PREPARE_PERSISTENT, &s->query[i], NULL)));
+    *out = s;
+    return MOE_OK;
+done:
+    moe_store_close(s);
+    return err;
+}
+
+void moe_store_close(struct moe_store *s)
+{
+    if (!s) return;
+    for (int i = 0; i < QUERY_COUNT; i++) sqlite3_finalize(s->query[i]);
+    if (s->db && !sqlite3_db_readonly(s->db, "main")) {
+        sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL); /* of a step that was not committed */
+        sqlite3_exec(s->db, "PRAGMA journal_mode = DELETE", NULL, NULL, NULL);
+    }
+    sqlite3_close(s->db);
+    free(s->path);
+    free(s);
+}
+
+/* ---- the run ---- */
+
+int moe_store_put(struct moe_store *s, const char *key, const char *value)
+{
+    sqlite3_stmt *q = bound(s, Q_PUT, 0, NULL);
+    bind_text(q, 1, key);
+    bind_text(q, 2, value);
+    return next(s, q);
+}
+
+int moe_store_get(struct moe_store *s, const char *key, char **value)
+{
+    *value = NULL;
+    sqlite3_stmt *q = bound(s, Q_GET, 0, NULL);
+    bind_text(q, 1, key);
+    int more = next(s, q);
+    if (more <= 0) return more;
+    const unsigned char *text = sqlite3_column_text(q, 0);
+    *value = moe_store_join(text ? (const char *)text : "", "");
+    sqlite3_reset(q);
+    return MOE_OK;
+}
+
+/* A whole number of the run; *out stays when the key is absent. */
+static int get_number(struct moe_store *s, const char *key, int64_t limit, int64_t *out)
+{
+    char *text, *end;
+    MOE_TRY(moe_store_get(s, key, &text));
+    if (!text) return MOE_OK;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    int err = MOE_OK;
+    if (errno || end == text || *end || number < 0 || number > limit)
+        err =
+            moe_fail(MOE_EINPUT, "%s: run key '%s' is '%.40s', expected a whole number", s->path, key, text);
+    else
+        *out = number;
+    free(text);
+    return err;
+}
+
+/* ---- a step ---- */
+
+int moe_store_begin(struct moe_store *s)
+{
+    return moe_store_exec(s, "BEGIN IMMEDIATE", NULL);
+}
+
+int moe_store_commit(struct moe_store *s)
+{
+    return moe_store_exec(s, "COMMIT", NULL);
+}
+
+int moe_store_add_rank(struct moe_store *s, const struct moe_store_rank *r)
+{
+    return next(s, bound(s, Q_ADD_RANK, INTS(r->rank, r->tokens, r->pid)));
+}
+
+int moe_store_add_routing(struct moe_store *s, int64_t step, int layer, int rank, int64_t n_tokens, int top_k,
+                          const int32_t *ids)
+{
+    size_t n = (size_t)n_tokens * (size_t)top_k;
+    unsigned char *blob = moe_alloc(n, 2);
+    int err = MOE_OK;
+    for (size_t i = 0; i < n && err == MOE_OK; i++) {
+        if (ids[i] < 0 || ids[i] > UINT16_MAX)
+            err = moe_fail(MOE_EINPUT, "%s: expert %d, expected 0 to 65535", s->path, ids[i]);
+        blob[2 * i] = (unsigned char)ids[i];
+        blob[2 * i + 1] = (unsigned char)(ids[i] >> 8);
+    }
+    if (err == MOE_OK) {
+        sqlite3_stmt *q = bound(s, Q_ADD_ROUTING, INTS(step, layer, rank, n_tokens, top_k));
+        err = check(s, sqlite3_bind_blob64(q, 6, blob, 2 * n, SQLITE_STATIC));
+        if (err == MOE_OK) err = next(s, q);
+    }
+    free(blob);
+    return err;
+}
+
+int moe_store_routing(struct moe_store *s, int64_t step, int layer, int rank, int64_t *n_tokens, int *top_k,
+                      int32_t **ids)
+{
+    *ids = NULL;
+    sqlite3_stmt *q = bound(s, Q_ROUTING, INTS(step, layer, rank));
+    int more = next(s, q);
+    if (more <= 0) return more;
+    int64_t tokens = sqlite3_column_int64(q, 0), k = sqlite3_column_int64(q, 1);
+    const unsigned char *blob = sqlite3_column_blob(q, 2);
+    int64_t bytes = sqlite3_column_bytes(q, 2);
+    int err = MOE_OK;
+    if (k < 1 || k > UINT16_MAX || bytes % (2 * k) || bytes / (2 * k) != tokens) {
+        err = moe_fail(
+            MOE_EINPUT, "%s: routing of step %lld, layer %d, rank %d: %lld bytes, expected %lld x %lld ids",
+            s->path, (long long)step, layer, rank, (long long)bytes, (long long)tokens, (long long)k);
+    } else {
+        *n_tokens = tokens;
+        *top_k = (int)k;
+        *ids = moe_alloc((size_t)bytes / 2, sizeof **ids);
+        for (int64_t i = 0; i < bytes / 2; i++) (*ids)[i] = blob[2 * i] | blob[2 * i + 1] << 8;
+    }
+    sqlite3_reset(q);
+    return err;
+}
+
+int moe_store_add_op(struct moe_store *s, const struct moe_store_op *op)
+{
+    sqlite3_stmt *q = bound(s, Q_ADD_OP,
+                            INTS(op->step, op->rank, op->layer, op->block, op->op, op->entry_ns, op->start_ns,
+                                 op->end_ns, op->bytes));
+    bind_text(q, 10, op->label);
+    bind_text(q, 11, op->kind);
+    return next(s, q);
+}
+
+int moe_store_add_step(struct moe_store *s, int64_t step, int rank, double loss, int64_t wall_ns)
+{
+    sqlite3_stmt *q = bound(s, Q_ADD_STEP, INTS(step, rank, wall_ns));
+    sqlite3_bind_double(q, 4, loss); /* SQLite keeps NaN as NULL */
+    return next(s, q);
+}
+
+int moe_store_each_op(struct moe_store *s, int64_t step_from, int64_t step_to,
+                      int (*fn)(void *ctx, const struct moe_store_op *op), void *ctx)
+{
+    sqlite3_stmt *q = bound(s, Q_EACH_OP, INTS(step_from, step_to));
+    int more;
+    while ((more = next(s, q)) > 0) {
+        struct moe_store_op op = {
+            .step = sqlite3_column_int64(q, 0),
+            .rank = sqlite3_column_int(q, 1),
+            .layer = sqlite3_column_int(q, 2),
+            .block = sqlite3_column_int(q, 3),
+            .op = sqlite3_column_int(q, 4),
+            .entry_ns = sqlite3_column_int64(q, 5),
+            .start_ns = sqlite3_column_int64(q, 6),
+            .end_ns = sqlite3_column_int64(q, 7),
+            .bytes = sqlite3_column_int64(q, 8),
+        };
+        copy_text(op.label, sizeof op.label, q, 9);
+        copy_text(op.kind, sizeof op.kind, q, 10);
+        more = fn(ctx, &op);
+        if (more < 0) break;
+    }
+    sqlite3_reset(q);
+    return more;
+}
+
+/* ---- what the store holds ---- */
+
+static int by_value(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static int complete_steps(struct moe_store *s, struct moe_store_info *out)
+{
+    sqlite3_stmt *q = bound(s, Q_COMPLETE, INTS(out->n_ranks));
+    int64_t *wall_ns = NULL;
+    int n = 0, cap = 0, more;
+    while ((more = next(s, q)) > 0) {
+        wall_ns = moe_grow(wall_ns, &cap, n + 1, sizeof *wall_ns);
+        wall_ns[n++] = sqlite3_column_int64(q, 1);
+        out->last_step = sqlite3_column_int64(q, 0);
+        /* The mean of a loss that is not a number is none either; AVG leaves NULL out. */
+        out->last_loss = sqlite3_column_int(q, 3) == out->n_ranks ? sqlite3_column_double(q, 2) : (double)NAN;
+        if (n > 1) continue;
+        out->first_step = out->last_step;
+        out->first_loss = out->last_loss;
+    }
+    if (n) {
+        qsort(wall_ns, (size_t)n, sizeof *wall_ns, by_value);
+        out->median_step_us = ((double)wall_ns[(n - 1) / 2] + (double)wall_ns[n / 2]) / 2 / 1e3;
+    }
+    out->steps_complete = n;
+    free(wall_ns);
+    return more;
+}
+
+int moe_store_info(struct moe_store *s, struct moe_store_info *out)
+{
+    *out = (struct moe_store_info){.last_step = -1};
+    sqlite3_stmt *q = bound(s, Q_COUNTS, 0, NULL);
+    int more = next(s, q);
+    if (more < 0) return more;
+    int64_t ranks = sqlite3_column_int64(q, 0), layers = 0, experts = 0, top_k = 0;
+    out->n_routing = sqlite3_column_int64(q, 1);
+    out->n_ops = sqlite3_column_int64(q, 2);
+    out->n_results = sqlite3_column_int64(q, 3);
+    sqlite3_reset(q);
+    MOE_TRY(get_number(s, "ranks", INT32_MAX, &ranks));
+    MOE_TRY(get_number(s, "layers", INT32_MAX, &layers));
+    MOE_TRY(get_number(s, "experts", UINT16_MAX + 1, &experts));
+    MOE_TRY(get_number(s, "top_k", UINT16_MAX, &top_k));
+    MOE_TRY(get_number(s, "steps", INT64_MAX, &out->steps_asked));
+    out->n_ranks = (int)ranks;
+    out->n_layers = (int)layers;
+    out->n_experts = (int)experts;
+    out->top_k = (int)top_k;
+    MOE_TRY(complete_steps(s, out));
+    out->complete = out->steps_asked > 0 && out->steps_complete == out->steps_asked;
+    return MOE_OK;
+}
+
+/* ---- results ---- */
+
+int moe_store_add_result(struct moe_store *s, const struct moe_store_result *r)
+{
+    sqlite3_stmt *q = bound(s, Q_ADD_RESULT, INTS(r->intra_bytes, r->inter_bytes));
+    const double time_us[] = {r->step_us, r->compute_us, r->exposed_us, r->waiting_us, r->host_us};
+    for (int i = 0; i < 5; i++) sqlite3_bind_double(q, 3 + i, time_us[i]);
+    bind_text(q, 8, r->scenario);
+    bind_text(q, 9, r->topology);
+    bind_text(q, 10, r->dispatcher);
+    return next(s, q);
+}
+
+int moe_store_clear_results(struct moe_store *s)
+{
+    return next(s, bound(s, Q_CLEAR_RESULTS, 0, NULL));
+}
+
+int moe_store_each_result(struct moe_store *s, int (*fn)(void *ctx, const struct moe_store_result *r),
+                          void *ctx)
+{
+    sqlite3_stmt *q = bound(s, Q_EACH_RESULT, 0, NULL);
+    int more;
+    while ((more = next(s, q)) > 0) {
+        struct moe_store_result r = {
+            .intra_bytes = sqlite3_column_int64(q, 0),
+            .inter_bytes = sqlite3_column_int64(q, 1),
+            .step_us = sqlite3_column_double(q, 2),
+            .compute_us = sqlite3_column_double(q, 3),
+            .exposed_us = sqlite3_column_double(q, 4),
+            .waiting_us = sqlite3_column_double(q, 5),
+            .host_us = sqlite3_column_double(q, 6),
+        };
+        copy_text(r.scenario, sizeof r.scenario, q, 7);
+        copy_text(r.topology, sizeof r.topology, q, 8);
+        copy_text(r.dispatcher, sizeof r.dispatcher, q, 9);
+        more = fn(ctx, &r);
+        if (more < 0) break;
+    }
+    sqlite3_reset(q);
+    return more;
+}

@@ -1,0 +1,184 @@
+/* store_file.c - see store.h: the store as a file, and the merge.
+ *
+ * A merge may be killed at any point: the rank files stay until the merged file, complete and synced, has its
+ * name. */
+#include "traces/store_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+char *moe_store_join(const char *path, const char *suffix)
+{
+    size_t size = strlen(path) + strlen(suffix) + 1;
+    char *p = moe_alloc(size, 1);
+    snprintf(p, size, "%s%s", path, suffix);
+    return p;
+}
+
+static void remove_logs(const char *path)
+{
+    static const char *const suffix[] = {"-wal", "-shm", "-journal"};
+    for (int i = 0; i < 3; i++) {
+        char *p = moe_store_join(path, suffix[i]);
+        unlink(p);
+        free(p);
+    }
+}
+
+void moe_store_remove(const char *path)
+{
+    remove_logs(path);
+    unlink(path);
+}
+
+int moe_store_rename(const char *from, const char *to)
+{
+    /* The log of a killed writer would be applied to whatever file has the name next. */
+    remove_logs(to);
+    if (rename(from, to) == 0) return MOE_OK;
+    return moe_fail(MOE_EFAILED, "%s: %s", to, strerror(errno));
+}
+
+/* ---- the file's header: sqlite.org/fileformat.html ---- */
+
+struct header {
+    unsigned char raw[100];
+    int64_t file_bytes;
+};
+
+static uint32_t field(const struct header *h, int offset)
+{
+    const unsigned char *p = h->raw + offset;
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+}
+
+static int read_header(const char *path, struct header *h)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not block */
+    if (fd < 0) return moe_fail(MOE_EINPUT, "%s: %s", path, strerror(errno));
+    ssize_t n = read(fd, h->raw, sizeof h->raw);
+    int error = n < 0 || fstat(fd, &st) < 0 ? errno : 0;
+    close(fd);
+    if (error) return moe_fail(MOE_EINPUT, "%s: %s", path, strerror(error));
+    h->file_bytes = st.st_size;
+    if (n != sizeof h->raw || memcmp(h->raw, "SQLite format 3", 16) != 0)
+        return moe_fail(MOE_EINPUT, "%s: no moesim store (not an SQLite file)", path);
+    if (field(h, 68) != MOE_STORE_APPLICATION_ID)
+        return moe_fail(MOE_EINPUT, "%s: no moesim store (an SQLite file of another program)", path);
+    return MOE_OK;
+}
+
+bool moe_store_probe(const char *path)
+{
+    struct header h;
+    return read_header(path, &h) == MOE_OK;
+}
+
+int moe_store_check_file(const char *path)
+{
+    struct header h;
+    MOE_TRY(read_header(path, &h));
+    uint32_t version = field(&h, 60);
+    if (version > MOE_STORE_VERSION)
+        return moe_fail(MOE_EINPUT, "%s: store version %u, this program reads up to %d", path, version,
+                        MOE_STORE_VERSION);
+    /* With a log beside it the file may be short: the log holds the rest. */
+    char *log = moe_store_join(path, "-wal");
+    bool logged = access(log, F_OK) == 0;
+    free(log);
+    int64_t page_bytes = h.raw[16] << 8 | h.raw[17];
+    int64_t need = (page_bytes == 1 ? 65536 : page_bytes) * field(&h, 28);
+    if (!logged && h.file_bytes < need)
+        return moe_fail(MOE_EINPUT, "%s: truncated: %lld bytes, expected %lld", path, (long long)h.file_bytes,
+                        (long long)need);
+    return MOE_OK;
+}
+
+/* ---- merge ---- */
+
+static char *part_path(const char *path, int rank)
+{
+    char suffix[24];
+    snprintf(suffix, sizeof suffix, ".rank%d", rank);
+    return moe_store_join(path, suffix);
+}
+
+/* Opening for writing lets SQLite recover what a killed writer left. */
+static int check_part(const char *part)
+{
+    struct moe_store *s;
+    char *text = NULL;
+    MOE_TRY(moe_store_open(part, MOE_STORE_WRITE, &s));
+    int err = moe_store_exec(s, "PRAGMA quick_check(1)", &text);
+    if (err == MOE_OK && (!text || strcmp(text, "ok") != 0))
+        err = moe_fail(MOE_EINPUT, "%s: broken: %s", part, text ? text : "no answer");
+    free(text);
+    moe_store_close(s);
+    return err;
+}
+
+static int merge_part(struct moe_store *out, const char *part)
+{
+    char *text = NULL, *attach = sqlite3_mprintf("ATTACH %Q AS part", part);
+    int err;
+    MOE_TRY_GOTO(moe_store_exec(out, attach, NULL));
+    MOE_TRY_GOTO(moe_store_exec(out,
+                                "SELECT 'run key ' || key || ' is ' || quote(substr(p.value, 1, 40))"
+                                " || ', expected ' || quote(substr(m.value, 1, 40))"
+                                " FROM part.run AS p JOIN main.run AS m USING (key)"
+                                " WHERE p.value <> m.value LIMIT 1",
+                                &text));
+    if (text) MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "not of the same run: %s", text));
+    MOE_TRY_GOTO(moe_store_exec(out,
+                                "BEGIN;"
+                                "INSERT OR IGNORE INTO run SELECT * FROM part.run;"
+                                "INSERT INTO rank SELECT * FROM part.rank;"
+                                "INSERT INTO routing SELECT * FROM part.routing;"
+                                "INSERT INTO op SELECT * FROM part.op ORDER BY rowid;"
+                                "INSERT INTO step SELECT * FROM part.step;"
+                                "COMMIT; DETACH part",
+                                NULL));
+done:
+    sqlite3_free(attach);
+    free(text);
+    return err < 0 ? moe_fail(err, "%s: not merged: %s", part, moe_error()) : err;
+}
+
+int moe_store_merge(const char *path, int n_ranks)
+{
+    char *partial = moe_store_join(path, ".partial"), ranks[16];
+    struct moe_store *out = NULL;
+    snprintf(ranks, sizeof ranks, "%d", n_ranks);
+    int err;
+    MOE_TRY_GOTO(moe_store_open(partial, MOE_STORE_CREATE, &out));
+    /* Not in WAL mode, so that every failure shows at a commit and none at the close; without a journal on
+     * disk, since a file that fails is thrown away. */
+    MOE_TRY_GOTO(moe_store_exec(out, "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = FULL", NULL));
+    MOE_TRY_GOTO(moe_store_put(out, "ranks", ranks));
+    for (int r = 0; r < n_ranks; r++) {
+        char *part = part_path(path, r);
+        err = check_part(part);
+        if (err == MOE_OK) err = merge_part(out, part);
+        free(part);
+        if (err < 0) goto done;
+    }
+    moe_store_close(out);
+    out = NULL;
+    MOE_TRY_GOTO(moe_store_rename(partial, path));
+    for (int r = 0; r < n_ranks; r++) {
+        char *part = part_path(path, r);
+        moe_store_remove(part);
+        free(part);
+    }
+done:
+    moe_store_close(out);
+    if (err < 0) moe_store_remove(partial);
+    free(partial);
+    return err;
+}
