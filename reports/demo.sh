@@ -1,6 +1,7 @@
 #!/bin/sh
-# The main job in one command: build, train a small MoE model on 4 real ranks, check it, replay its routing on two
-# machines, report. Usage: demo.sh [--data FILE] [--steps N] [-o DIR]; without --data the text of a Debian package.
+# The main job in one command: build, train a small MoE model on 4 real ranks, check it, replay its routing on
+# two machines, report. Usage: demo.sh [--data FILE] [--steps N] [-o DIR]. Without --data it trains on the
+# text of a Debian package, without -o it writes to demo-out.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=$root/demo-out
@@ -34,9 +35,10 @@ PATH=$root/build/demo:$PATH
 if [ -z "$data" ]; then
     # Images without documentation have the second one only.
     for packed in /usr/share/doc/jargon-text/jargon.txt.gz /usr/share/dictd/devil.dict.dz; do
-        [ -z "$data" ] && [ -f "$packed" ] || continue
-        data=$out/text.txt
-        gzip -dc <"$packed" >"$data"
+        if [ -z "$data" ] && [ -f "$packed" ]; then
+            data=$out/text.txt
+            gzip -dc <"$packed" >"$data"
+        fi
     done
     [ -n "$data" ] || {
         echo "demo.sh: neither jargon-text nor dict-devil left a text here; name one with --data FILE" >&2

@@ -439,10 +439,7 @@ static void host_is_free(struct sim *sim, int rank)
     struct rank *r = &sim->rank[rank];
     struct job job;
     at(sim, rank, &r->host, &job);
-    if (job.op->kind == MOE_HOST_SYNC) {
-        moe_values_host_sync(sim->values, job.op, rank, job.layer);
-        job.row->own_us += (double)(sim->now - r->host_since);
-    }
+    if (job.op->kind == MOE_HOST_SYNC) job.row->own_us += (double)(sim->now - r->host_since);
     pass(&r->host, job.op);
     r->host_busy = false;
     r->host_since = sim->now;

@@ -1,7 +1,9 @@
 /* store.c - see store.h: the connection and the rows. Tables, columns and rules of the file are in SCHEMA.md.
  *
  * A new file is built beside and renamed, so that a store has its tables or is not there. While open for
- * writing it is in WAL mode with one transaction a step; closing leaves a single file. */
+ * writing it is in WAL mode with one transaction a step; closing leaves a single file. There is never a
+ * rollback journal on disk: one left by a killed writer would stop readers, who may not write. The switches
+ * into and out of WAL mode change one page, in one write. */
 #include "traces/store_internal.h"
 
 #include <errno.h>
@@ -31,7 +33,7 @@ static const char schema[] =
     "CREATE TABLE result(id INTEGER PRIMARY KEY, intra_bytes INTEGER NOT NULL, inter_bytes INTEGER NOT NULL,"
     " step_us REAL NOT NULL, compute_us REAL NOT NULL, exposed_us REAL NOT NULL, waiting_us REAL NOT NULL,"
     " host_us REAL NOT NULL, scenario TEXT NOT NULL, topology TEXT NOT NULL, dispatcher TEXT NOT NULL);"
-    "COMMIT";
+    "COMMIT; PRAGMA journal_mode = WAL";
 
 #define QUERIES(X) \
         X(PUT,          "REPLACE INTO run VALUES(?, ?)") \
@@ -140,6 +142,16 @@ static int create(const char *path)
     return err;
 }
 
+static int enter_wal(struct moe_store *s)
+{
+    char *journal = NULL;
+    int err = moe_store_exec(s, "PRAGMA journal_mode", &journal);
+    if (err == MOE_OK && journal && strcmp(journal, "wal") != 0)
+        err = moe_store_exec(s, "PRAGMA journal_mode = MEMORY; PRAGMA journal_mode = WAL", NULL);
+    free(journal);
+    return err < 0 ? err : moe_store_exec(s, "PRAGMA synchronous = NORMAL", NULL);
+}
+
 int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store **out)
 {
     *out = NULL;
@@ -153,8 +165,7 @@ int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store 
     /* SQLite falls back to reading when it may not write. */
     if (mode != MOE_STORE_READ && sqlite3_db_readonly(s->db, "main"))
         MOE_TRY_GOTO(moe_fail(MOE_EFAILED, "%s: not writable", path));
-    if (mode != MOE_STORE_READ)
-        MOE_TRY_GOTO(moe_store_exec(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", NULL));
+    if (mode != MOE_STORE_READ) MOE_TRY_GOTO(enter_wal(s));
     for (int i = 0; i < QUERY_COUNT; i++) /* also finds out whether the tables are there */
         MOE_TRY_GOTO(check(
             s, sqlite3_prepare_v3(s->db, query_text[i], -1, SQLITE_PREPARE_PERSISTENT, &s->query[i], NULL)));
@@ -171,7 +182,7 @@ void moe_store_close(struct moe_store *s)
     for (int i = 0; i < QUERY_COUNT; i++) sqlite3_finalize(s->query[i]);
     if (s->db && !sqlite3_db_readonly(s->db, "main")) {
         sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL); /* of a step that was not committed */
-        sqlite3_exec(s->db, "PRAGMA journal_mode = DELETE", NULL, NULL, NULL);
+        sqlite3_exec(s->db, "PRAGMA journal_mode = MEMORY", NULL, NULL, NULL);
     }
     sqlite3_close(s->db);
     free(s->path);

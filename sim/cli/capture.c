@@ -66,16 +66,17 @@ static int run_ranks(const struct moe_args *args, int64_t ranks)
     return moe_program_run(argv, "openmpi-bin", NULL);
 }
 
-static void rank_path(const char *output, int64_t rank, char out[PATH_MAX])
+static void rank_path(const char *output, int64_t rank, const char *suffix, char out[PATH_MAX])
 {
-    snprintf(out, PATH_MAX, "%s.rank%lld", output, (long long)rank);
+    snprintf(out, PATH_MAX, "%s.rank%lld%s", output, (long long)rank, suffix);
 }
 
 static void remove_rank_files(const char *output, int64_t ranks)
 {
+    static const char *const suffix[] = {"", "-wal", "-shm"}; /* SQLite's, of a killed rank */
     char path[PATH_MAX];
-    for (int64_t r = 0; r < ranks; r++) {
-        rank_path(output, r, path);
+    for (int64_t i = 0; i < 3 * ranks; i++) {
+        rank_path(output, i / 3, suffix[i % 3], path);
         unlink(path);
     }
 }
@@ -88,7 +89,7 @@ static bool all_recorded(const char *output, int64_t ranks)
         char path[PATH_MAX];
         struct moe_store *store;
         struct moe_store_info info;
-        rank_path(output, r, path);
+        rank_path(output, r, "", path);
         if (moe_store_open(path, MOE_STORE_WRITE, &store) < 0) return false;
         found = moe_store_info(store, &info) == MOE_OK && info.n_ops > 0;
         moe_store_close(store);

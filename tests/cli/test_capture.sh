@@ -43,16 +43,34 @@ expect 4 'gnuplot: not found (package gnuplot-nox)' report two.db -o other_page
 expect 4 'mpirun: not found (package openmpi-bin)' capture two.yaml --data "$demo" -o three.db
 moesim=$rich
 
-# A capture that fails before its first step leaves the last one as it was; so do rank files that it finds.
+# failed CODE LAST_LINE ARGUMENT...: a capture whose ranks say what failed, then it what became of RUN.db
+failed()
+{
+    cases=$((cases + 1))
+    want=$1 last=$2
+    shift 2
+    "$moesim" capture "$@" > out 2> err
+    code=$?
+    { [ $code -eq "$want" ] && tail -n 1 err | grep -q "^moesim capture: $last$"; } ||
+        fail "moesim capture $*: exit code $code, $(head -c 900 err)"
+}
+
+# One that fails before its first step leaves the store as it was; so do rank files that it finds.
 cp one.db kept.db
 cp one.db one.db.rank0
 : > nothing.txt
-cases=$((cases + 1))
-"$moesim" capture one.yaml --data nothing.txt -o one.db > out 2> err
-code=$?
-{ [ $code -eq 3 ] && grep -q '^moesim capture: .* failed (exit code 3); one.db is as it was$' err; } ||
-    fail "without data: $code, $(head -c 300 err)"
+failed 3 '.* failed (exit code 3); one.db is as it was' one.yaml --data nothing.txt -o one.db
 { cmp -s one.db kept.db && [ "$(echo one.db*)" = one.db ]; } || fail 'a failed capture changed something'
+for rank in 0 1; do
+    mkdir four.db.rank$rank
+    failed 1 '.* failed (exit code 1); four.db is as it was' two.yaml --data "$demo" -o four.db
+    [ "$(echo four.db*)" = four.db.rank$rank ] || fail "files are left: $(echo four.db*)"
+    rmdir four.db.rank$rank
+done
+# One that fails later keeps what all ranks recorded.
+sed 's/rate: 0.1/rate: 1e6/' two.yaml > rise.yaml
+failed 1 '.* failed (exit code 1); rise.db holds what all ranks recorded' rise.yaml --data "$demo" -o rise.db
+expect 0 '"complete": false' trace info rise.db --json
 
 # interrupt SCENARIO RANK...: ends it once these ranks have committed steps; what they did is kept.
 interrupt()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The report's page in a browser: no messages on its console, nothing wider than the window, text of a readable size.
+# The report's page in a browser: no messages on its console, nothing wider than the window, readable text.
 . "$(dirname "$0")/lib.sh"
 command -v chromium > /dev/null || { echo 'skip: no chromium' && exit 77; }
 
@@ -21,7 +21,8 @@ expect 0 . report run.db -o page
   const texts = [...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect());
   const small = Math.min(...texts.map(r => Math.min(r.width, r.height)).filter(x => x > 0));
   console.log(`${document.documentElement.scrollWidth} wide, text ${small >= 7 ? 'readable' : small},`,
-              `${document.querySelectorAll('svg').length} figures, ${texts.length > 50 ? 'labelled' : texts.length}`);
+              `${document.querySelectorAll('svg').length} figures,`,
+              texts.length > 50 ? 'labelled' : texts.length);
 });</script>
 EOF
 } > probe.html

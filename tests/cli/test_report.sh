@@ -1,5 +1,6 @@
 #!/bin/sh
-# The report: its numbers and findings are those that SQL and awk find in the same store, its page stands by itself.
+# The report: its numbers and findings are those that SQL and awk find in the same store, its page stands by
+# itself.
 . "$(dirname "$0")/lib.sh"
 command -v mpirun > /dev/null || { echo 'skip: no mpirun' && exit 77; }
 
@@ -35,22 +36,25 @@ loads 0 > load_first.csv
 loads 3 > load_last.csv
 cmp load_first.csv page/load_first.csv && cmp load_last.csv page/load_last.csv || fail 'other loads'
 
-# ---- the measured step: dispatch in pairs 0-1 and 2-3, experts summed over 0-2 and 1-3, the rest over all ----
+# ---- the measured step: tokens move in pairs 0-1 and 2-3, experts are summed over 0-2 and 1-3 ----
 sql "
 CREATE TEMP VIEW span AS SELECT step, rank, MAX(end_ns) - MIN(entry_ns) AS ns FROM op GROUP BY step, rank;
-CREATE TEMP VIEW median AS SELECT step, MAX(ns) AS ns FROM span GROUP BY step ORDER BY 2, 1 LIMIT 1 OFFSET 1;
+CREATE TEMP VIEW median AS
+    SELECT step, MAX(ns) AS ns FROM span GROUP BY step ORDER BY 2, 1 LIMIT 1 OFFSET 1;
 CREATE TEMP VIEW one AS SELECT op.* FROM op JOIN median USING (step);
 CREATE TEMP VIEW met AS SELECT *, MIN(end_ns, MAX(entry_ns) OVER (PARTITION BY label,
-        CASE WHEN label LIKE '%sum_w_' THEN rank % 2 WHEN label LIKE '%sum_%' THEN 0 ELSE rank / 2 END)) AS met_ns
+        CASE WHEN label LIKE '%sum_w_' THEN rank % 2 WHEN label LIKE '%sum_%' THEN 0 ELSE rank / 2 END))
+        AS met_ns
     FROM one WHERE kind = 'collective';
 CREATE TEMP VIEW part AS
-    SELECT rank, CASE WHEN label LIKE '% forward %' THEN 1 WHEN label LIKE '% backward %' THEN 2 ELSE 3 END AS part,
-        end_ns - entry_ns AS ns FROM one WHERE kind = 'kernel'
+    SELECT rank, CASE WHEN label LIKE '% forward %' THEN 1 WHEN label LIKE '% backward %' THEN 2 ELSE 3 END
+        AS part, end_ns - entry_ns AS ns FROM one WHERE kind = 'kernel'
     UNION ALL SELECT rank, 4, end_ns - met_ns FROM met
     UNION ALL SELECT rank, 5, met_ns - entry_ns FROM met
     UNION ALL SELECT rank, 6, (SELECT ns FROM median) FROM rank
     UNION ALL SELECT rank, 6, -(end_ns - entry_ns) FROM one WHERE kind <> 'host_sync';
-SELECT rank, part, (SELECT step FROM median), (SELECT ns FROM median), SUM(ns) FROM part GROUP BY rank, part" > parts
+SELECT rank, part, (SELECT step FROM median), (SELECT ns FROM median), SUM(ns)
+    FROM part GROUP BY rank, part" > parts
 awk -F, '
     FNR == NR { us[$1, $2] = $5 / 1e3; us["mean", $2] += $5 / 1e3 / 4; step_us = $4 / 1e3; next }
     FNR == 1 { next }
@@ -66,15 +70,16 @@ awk -F, '
 [ ! -s differences ] || fail "measured: $(cat differences)"
 
 # ---- simulated ----
-sql "SELECT printf('\"%s with %s\",%.3f,%.3f,%.3f,%.3f,%.3f', topology, dispatcher, step_us, compute_us, exposed_us,
-    waiting_us, host_us) FROM result ORDER BY id" > simulated
+sql "SELECT printf('\"%s with %s\",%.3f,%.3f,%.3f,%.3f,%.3f', topology, dispatcher, step_us, compute_us,
+    exposed_us, waiting_us, host_us) FROM result ORDER BY id" > simulated
 tail -n +2 page/simulated_us.csv | cmp - simulated || fail 'other results'
 
 # ---- the findings, in words ----
 sql "SELECT step, AVG(loss) FROM step WHERE step IN (0, 3) GROUP BY step" | awk -F, '
     function time(us, sign,    unit_us) {
         unit_us = us < 999.5 && us > -999.5 ? 1 : us < 999.5e3 && us > -999.5e3 ? 1e3 : 1e6
-        return sprintf((sign ? "%+" : "%") ".3g %s", us / unit_us, unit_us == 1 ? "us" : unit_us == 1e3 ? "ms" : "s")
+        return sprintf((sign ? "%+" : "%") ".3g %s", us / unit_us,
+            unit_us == 1 ? "us" : unit_us == 1e3 ? "ms" : "s")
     }
     FILENAME == "load_first.csv" && FNR > 1 && $5 > first { first = $5 }
     FILENAME == "load_last.csv" && FNR > 1 && $5 > load[$2] { load[$2] = $5; top[$2] = $3 }
@@ -84,19 +89,20 @@ sql "SELECT step, AVG(loss) FROM step WHERE step IN (0, 3) GROUP BY step" | awk 
     END {
         l = load[1] > load[0]
         printf "Routing: in step 3, expert %d of layer %d gets %.2f times the mean load ", top[l], l, load[l]
-        printf "(max/mean by layer: %.2f, %.2f); in step 0 the highest was %.2f times.\n", load[0], load[1], first
+        printf "(max/mean by layer: %.2f, %.2f); in step 0 the highest was %.2f times.\n", load[0], load[1],
+            first
         best = r[2, 2] < r[1, 2] ? 2 : 1
         next_one = 3 - best
         for (i = 3; i <= 6; i++)
             if (i == 3 || r[next_one, i] - r[best, i] > more) { more = r[next_one, i] - r[best, i]; why = i }
-        split("x x compute,exposed collectives,waiting for others,host and idle", term, ",")
-        term[1] = "compute"
-        printf "Simulated: %s is the fastest: %s a step; %s, the next of 2, needs %s, %.2f times as long; ", r[best, 1],
-            time(r[best, 2]), r[next_one, 1], time(r[next_one, 2]), r[next_one, 2] / r[best, 2]
+        split("compute,exposed collectives,waiting for others,host and idle", term, ",")
+        printf "Simulated: %s is the fastest: %s a step; %s, the next of 2, needs %s, %.2f times as long; ",
+            r[best, 1], time(r[best, 2]), r[next_one, 1], time(r[next_one, 2]), r[next_one, 2] / r[best, 2]
         printf "what decides is %s (%s, all else %s).\n", term[why - 2], time(more, 1),
             time(r[next_one, 2] - r[best, 2] - more, 1)
-        printf "Measured: a step takes %s here (median of 4), of which collectives are %.0f %% and waiting for others " \
-            "%.0f %%; the loss went from %.3f to %.3f nats a byte.\n", time(step_us), 100 * part_us[4] / step_us,
+        printf "Measured: a step takes %s here (median of 4), of which collectives are %.0f %% and waiting ",
+            time(step_us), 100 * part_us[4] / step_us
+        printf "for others %.0f %%; the loss went from %.3f to %.3f nats a byte.\n",
             100 * part_us[5] / step_us, loss[0], loss[3]
     }' load_first.csv load_last.csv parts simulated - > expected
 diff expected findings || fail 'other findings'
@@ -105,9 +111,9 @@ sed -n 's/^<li>\(.*\)<\/li>$/\1/p' page/index.html | cmp - findings || fail 'the
 # ---- the page needs nothing else ----
 [ "$(grep -c '^<svg' page/index.html)" -eq 4 ] || fail 'not four figures'
 sed 's/ xmlns[:a-z]*="[^"]*"//' page/index.html |
-    grep -nE 'https?:|href|src=|url\(|@import|<script|<link|@[a-z_]+@' && fail 'the page refers to something outside'
-[ "$(cd page && echo .??* ./*)" = '.??* ./index.html ./load_first.csv ./load_last.csv ./measured_us.csv'\
-' ./simulated_us.csv' ] || fail "other files: $(ls -A page)"
+    grep -nE 'https?:|href|src=|url\(|@import|<script|<link|@[a-z_]+@' && fail 'the page needs another file'
+files='.??* index.html load_first.csv load_last.csv measured_us.csv simulated_us.csv'
+[ "$(cd page && echo .??* *)" = "$files" ] || fail "other files: $(ls -A page)"
 
 # ---- other data, other findings; without results, one figure less ----
 expect 0 . capture pairs.yaml --data "$source_dir/sim/check.c" -o other.db --steps 2
@@ -126,8 +132,10 @@ broken() # PATTERN SQL
 }
 broken 'broken.db: no step that every rank completed' 'DELETE FROM step WHERE rank = 1'
 broken 'broken.db: the run has no scenario' "DELETE FROM run WHERE key = 'scenario'"
-broken 'broken.db: no routing of step 3, layer 1, rank 2' 'DELETE FROM routing WHERE step = 3 AND layer = 1 AND rank = 2'
-broken "broken.db: routing of step 0 names expert 255" "UPDATE routing SET n_tokens = 1, ids = x'ff000100' WHERE step = 0"
+broken 'broken.db: no routing of step 3, layer 1, rank 2' \
+    'DELETE FROM routing WHERE step = 3 AND layer = 1 AND rank = 2'
+broken "broken.db: routing of step 0 names expert 255" \
+    "UPDATE routing SET n_tokens = 1, ids = x'ff000100' WHERE step = 0"
 broken "broken.db: 'head backward .*' of rank 3 is not in the schedule" \
     "UPDATE op SET block = 99 WHERE rank = 3 AND label LIKE 'head backward%'"
 broken 'broken.db: no operation was recorded' 'DELETE FROM op'
@@ -140,5 +148,6 @@ printf '#!/bin/sh\nexit 1\n' > bin/gnuplot
 chmod +x bin/gnuplot
 PATH=$work/bin:$PATH
 expect 1 'gnuplot' report run.db -o page
-cmp before.html page/index.html && [ "$(ls -A page | wc -l)" -eq 5 ] || fail 'a failed report changed the page'
+cmp before.html page/index.html && [ "$(cd page && echo .??* *)" = "$files" ] ||
+    fail 'a failed report changed the page'
 finish

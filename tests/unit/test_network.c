@@ -114,7 +114,7 @@ static void test_local_copy(void **state)
     close_machine(&t, &net);
 }
 
-/* 1001 B at 3200 B/us take 312,812.5 ps, rounded to 312,813 once, when the rate is set: not again and again
+/* 33,333 B at 3200 B/us take 10,416,562.5 ps, rounded up once, when the rate is set: not again and again
  * with what is left while flows between other GPUs come and go, which would lose the half sooner or later. */
 static void test_unconcerned_flow_keeps_its_end(void **state)
 {
@@ -123,12 +123,13 @@ static void test_unconcerned_flow_keeps_its_end(void **state)
     struct moe_network net;
     for (int l = 0; l < t.n_links; l++) t.link_Bps[l] = 3.2e9;
     moe_network_init(&net, &t);
-    moe_network_add(&net, 0, 1, 0, 1001, 1);
+    moe_network_add(&net, 0, 1, 0, 33333, 1);
     for (int i = 0; i < 100; i++) {
         moe_network_add(&net, 7 * i, 2, 3, 100000, 2);
         moe_network_next(&net);
+        assert_int_equal(net.flow[0].end, 10416563);
     }
-    EXPECT_END(&net, 312813, 1);
+    EXPECT_END(&net, 10416563, 1);
     close_machine(&t, &net);
 }
 

@@ -147,7 +147,7 @@ struct values {
 static const char *const kinds[] = {"switch", "shared", NULL};
 static const struct moe_key keys[] = {
     {"name", MOE_KEY_TEXT, offsetof(struct values, name), .required = true},
-    {"count", MOE_KEY_INT, offsetof(struct values, count), .min = -5, .max = 9e18},
+    {"count", MOE_KEY_INT, offsetof(struct values, count), .min = -5, .max = 1e19},
     {"ratio", MOE_KEY_REAL, offsetof(struct values, ratio), .min = 0, .max = 10},
     {"rate", MOE_KEY_QUANTITY, offsetof(struct values, rate), .unit = MOE_UNIT_BPS},
     {"latency", MOE_KEY_QUANTITY, offsetof(struct values, latency), .min = -1, .unit = MOE_UNIT_SECONDS},
