@@ -58,6 +58,12 @@ static struct slot *slot_at(const struct moe_execution *x, int buffer, int place
     return &x->slots[x->first[buffer] + place];
 }
 
+/* The slot that a reference of the operation in hand means. */
+static struct slot *slot_of(const struct moe_execution *x, struct moe_ref ref)
+{
+    return slot_at(x, ref.buffer, moe_slot(x->s, ref, x->now.layer));
+}
+
 /* ---- sizes ---- */
 
 static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
@@ -160,21 +166,17 @@ static int fetch(const struct moe_execution *x, struct slot *slot, enum moe_type
 static int resolve(struct moe_execution *x, struct slot **in, struct slot **out)
 {
     const struct moe_op *op = x->now.op;
-    int place[MOE_REFS];
     for (int i = 0; i < op->n_reads; i++) {
         const struct moe_buffer *b = &x->s->buffers[op->reads[i].buffer];
-        place[i] = moe_slot(x->s, op->reads[i], x->now.layer);
         /* Kernels index by integers: they must never see what nobody wrote. */
-        if ((b->role == MOE_BUF_INDEX || b->role == MOE_BUF_COUNTS) &&
-            !slot_at(x, op->reads[i].buffer, place[i])->written)
+        if ((b->role == MOE_BUF_INDEX || b->role == MOE_BUF_COUNTS) && !slot_of(x, op->reads[i])->written)
             return moe_fail(MOE_EFAILED, "%s: reads %s[%d], which nothing wrote", label(x), b->name,
-                            place[i]);
+                            moe_slot(x->s, op->reads[i], x->now.layer));
         MOE_TRY(make_room(x, op->reads[i], true, &in[i]));
     }
     for (int i = 0; i < op->n_writes; i++) {
         bool keep = op->writes[i].accumulate;
-        struct slot *slot = slot_at(x, op->writes[i].buffer, moe_slot(x->s, op->writes[i], x->now.layer));
-        for (int j = 0; j < op->n_reads; j++) keep |= in[j] == slot;
+        for (int j = 0; j < op->n_reads; j++) keep |= in[j] == slot_of(x, op->writes[i]);
         MOE_TRY(make_room(x, op->writes[i], keep, &out[i]));
     }
     return MOE_OK;

@@ -20,8 +20,9 @@ struct moe_yaml {
 };
 
 /* Reads a file, or text under the name `file` (for messages). Result: *out, to be freed with moe_yaml_free.
- * Errors: MOE_EINPUT "file:line: ..." for what libyaml refuses, a repeated key, an anchor, an empty document,
- * a file over 16 MB; MOE_EINPUT when the file cannot be read. */
+ * Errors: MOE_EINPUT "file:line: ..." for what libyaml refuses, a repeated key, an anchor, a tag, a zero
+ * byte, an empty or a second document, over 32 levels, 1,000 keys in a mapping or 1,000,000 values; "file:
+ * ..." when it cannot be read, is over 16 MB, or has a %TAG. Then *out is NULL. */
 int moe_yaml_load(const char *file, struct moe_yaml **out);
 int moe_yaml_parse(const char *file, const char *text, size_t bytes, struct moe_yaml **out);
 void moe_yaml_free(struct moe_yaml *root);

@@ -40,10 +40,11 @@ static const char schema[] =
         X(GET,          "SELECT value FROM run WHERE key = ?") \
         X(ADD_RANK,     "INSERT INTO rank VALUES(?, ?, ?)") \
         X(ADD_ROUTING,  "INSERT INTO routing VALUES(?, ?, ?, ?, ?, ?)") \
-        X(ROUTING,      "SELECT n_tokens, top_k, ids FROM routing WHERE step = ? AND layer = ? AND rank = ?") \
+        X(ROUTING,      "SELECT n_tokens, top_k, ids FROM routing" \
+                        " WHERE step = ? AND layer = ? AND rank = ?") \
         X(ADD_OP,       "INSERT INTO op VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") \
-        X(EACH_OP,      "SELECT step, rank, layer, block, op, entry_ns, start_ns, end_ns, bytes, label, kind" \
-                        " FROM op WHERE step BETWEEN ? AND ? ORDER BY step, rank, rowid") \
+        X(EACH_OP,      "SELECT step, rank, layer, block, op, entry_ns, start_ns, end_ns, bytes, label," \
+                        " kind FROM op WHERE step BETWEEN ? AND ? ORDER BY step, rank, rowid") \
         X(ADD_STEP,     "INSERT INTO step VALUES(?, ?, ?, ?)") \
         X(COMPLETE,     "SELECT step, MAX(wall_ns), AVG(loss), COUNT(loss) FROM step GROUP BY step" \
                         " HAVING COUNT(*) = ? ORDER BY step") \
@@ -51,8 +52,8 @@ static const char schema[] =
                         " (SELECT COUNT(*) FROM op), (SELECT COUNT(*) FROM result)") \
         X(ADD_RESULT,   "INSERT INTO result VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") \
         X(CLEAR_RESULTS,"DELETE FROM result") \
-        X(EACH_RESULT,  "SELECT intra_bytes, inter_bytes, step_us, compute_us, exposed_us, waiting_us, host_us," \
-                        " scenario, topology, dispatcher FROM result ORDER BY id")
+        X(EACH_RESULT,  "SELECT intra_bytes, inter_bytes, step_us, compute_us, exposed_us, waiting_us," \
+                        " host_us, scenario, topology, dispatcher FROM result ORDER BY id")
 /* clang-format on */
 #define X(name, text) Q_##name,
 enum query { QUERIES(X) QUERY_COUNT };

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-enum { L = 2, H = 8, R = 8, E = 16 };
+enum { L = 2, H = 32, R = 8, E = 16 };
 
 struct step {
     struct moe_schedule *s;
@@ -25,9 +25,9 @@ struct step {
 static void open_step(struct step *step)
 {
     struct moe_scenario *sc;
-    const char *text = "model: {layers: 2, hidden: 8, ffn: 8, experts: 16, top_k: 2}\n"
+    const char *text = "model: {layers: 2, hidden: 32, ffn: 8, experts: 16, top_k: 2}\n"
                        "layout: {ranks: 8, expert_parallel: 8}\n"
-                       "tokens_per_rank: [100, 200, 50, 100, 100, 31, 100, 100]\n";
+                       "tokens_per_rank: [1000, 2000, 500, 1000, 1000, 31, 1000, 1000]\n";
     assert_int_equal(moe_scenario_parse("test", text, &sc), MOE_OK);
     assert_int_equal(moe_lower(sc, &step->s), MOE_OK);
     step->r = moe_routing_generate(L, R, E, 2, sc->tokens, 1, 1);
@@ -156,8 +156,8 @@ static double busiest_s(const struct step *step, int layer, bool back)
 }
 
 /* Dispatch and combine of all layers, forward and backward, follow one another, and none is faster than its
- * busiest link. On a machine that does all else in no time they are the whole step but for counts and
- * gradients, and the busiest link of skewed routing is busy throughout. */
+ * busiest link. On a machine that computes in no time the rest of the step is counts and gradients, and with
+ * this routing one link is busy throughout each move: the bound is reached. */
 static void test_lower_bound(void **state)
 {
     (void)state;
@@ -170,8 +170,9 @@ static void test_lower_bound(void **state)
     for (int l = 0; l < L; l++) bound_us += 2e6 * (busiest_s(&step, l, false) + busiest_s(&step, l, true));
     for (int i = 0; i < step.out.n_rows; i++)
         if (!moves_rows(&step.out.rows[i])) other_us += step.out.rows[i].own_us;
-    assert_true((double)step.out.step * 1e-6 >= bound_us);
-    assert_true((double)step.out.step * 1e-6 <= 1.1 * (bound_us + other_us));
+    double step_us = (double)step.out.step * 1e-6;
+    assert_true(step_us >= bound_us);
+    assert_true(fabs(step_us - bound_us - other_us) < 1e-3 * step_us);
     close_step(&step);
 }
 
