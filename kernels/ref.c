@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The index, proved to be in 0..n-1. */
 static int64_t checked(int64_t index, int64_t n)
@@ -17,13 +18,52 @@ static int64_t checked(int64_t index, int64_t n)
     return index;
 }
 
-/* Adding and replacing differ here, and in embed_bwd, which may meet an output never or twice. */
+/* Adding and replacing differ here, and where an output is cleared first and then added to. */
 static void put(moe_real *to, double value, bool add)
 {
     *to = (moe_real)(add ? *to + value : value);
 }
 
-/* p [n] = softmax(z [n]); returns log(sum(exp(z))). The maximum is taken out, so nothing overflows. */
+static void clear(int64_t n, moe_real *x)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = 0;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Eight sums, so that an addition need not wait for the one before, and several fit one instruction. */
+static double dot(int64_t n, const moe_real *x, const moe_real *y)
+{
+    moe_real sum[8] = {0};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int64_t j = 0; j < 8; j++) sum[j] += x[i + j] * y[i + j];
+    for (; i < n; i++) sum[0] += x[i] * y[i];
+    return (double)sum[0] + sum[1] + sum[2] + sum[3] + ((double)sum[4] + sum[5] + sum[6] + sum[7]);
+}
+
+/* In the type of the data: the float functions take a third of the time. */
+static moe_real real_exp(moe_real x)
+{
+    return sizeof x == sizeof(float) ? (moe_real)expf((float)x) : (moe_real)exp((double)x);
+}
+
+static moe_real real_sqrt(moe_real x)
+{
+    return sizeof x == sizeof(float) ? (moe_real)sqrtf((float)x) : (moe_real)sqrt((double)x);
+}
+
+/* y [n] += factor * x [n] */
+static void add_scaled(int64_t n, moe_real factor, const moe_real *x, moe_real *y)
+{
+    for (int64_t i = 0; i < n; i++) y[i] += factor * x[i];
+}
+
+/* p [n] = softmax(z [n]); p may be z. Returns log(sum(exp(z))). The maximum is taken out, so nothing
+ * overflows. */
 static double softmax(int64_t n, const moe_real *z, moe_real *p)
 {
     double max = -INFINITY, sum = 0;
@@ -50,10 +90,163 @@ void MOE_REAL(moe_ref_embed)(int64_t T, int64_t H, int64_t V, const int32_t *tok
 void MOE_REAL(moe_ref_embed_bwd)(int64_t T, int64_t H, int64_t V, const int32_t *token, const moe_real *dx,
                                  moe_real *demb, bool add)
 {
-    for (int64_t i = 0; !add && i < V * H; i++) demb[i] = 0;
+    if (!add) clear(V * H, demb);
+    for (int64_t t = 0; t < T; t++) add_scaled(H, 1, dx + t * H, demb + checked(token[t], V) * H);
+}
+
+static double inverse_rms(int64_t H, const moe_real *x)
+{
+    return 1 / sqrt(dot(H, x, x) / (double)H + 1e-5);
+}
+
+void MOE_REAL(moe_ref_rmsnorm)(int64_t T, int64_t H, const moe_real *x, const moe_real *gain, moe_real *y)
+{
     for (int64_t t = 0; t < T; t++) {
-        moe_real *to = demb + checked(token[t], V) * H;
-        for (int64_t h = 0; h < H; h++) to[h] += dx[t * H + h];
+        double r = inverse_rms(H, x + t * H);
+        for (int64_t h = 0; h < H; h++) y[t * H + h] = (moe_real)(x[t * H + h] * r * gain[h]);
+    }
+}
+
+void MOE_REAL(moe_ref_rmsnorm_bwd)(int64_t T, int64_t H, const moe_real *x, const moe_real *gain,
+                                   const moe_real *dy, moe_real *dx, moe_real *dgain, bool add_x,
+                                   bool add_gain)
+{
+    if (!add_gain) clear(H, dgain);
+    for (int64_t t = 0; t < T; t++) {
+        const moe_real *in = x + t * H, *d = dy + t * H;
+        double r = inverse_rms(H, in), mean = 0;
+        for (int64_t h = 0; h < H; h++) mean += d[h] * (double)gain[h] * in[h] / (double)H;
+        for (int64_t h = 0; h < H; h++) {
+            put(&dx[t * H + h], r * (d[h] * (double)gain[h] - in[h] * r * r * mean), add_x);
+            put(&dgain[h], d[h] * in[h] * r, true);
+        }
+    }
+}
+
+/* One head of one sequence of n tokens. */
+struct head {
+    int64_t H, d, n;
+    moe_real *turn;               /* [S,d] of each position: the cosines, then the sines of its angles */
+    moe_real *part[3], *dpart[3]; /* [S,d] queries, keys, values; the first two turned; their gradients */
+    moe_real *p, *dp;             /* [S] */
+};
+
+/* S: the longest sequence. Everything is one block, which starts at `turn`. */
+static struct head open_head(int64_t S, int64_t H, int64_t d)
+{
+    struct head w = {.H = H, .d = d, .turn = calloc((size_t)(S * d * 7 + S * 2 + 1), sizeof(moe_real))};
+    if (!w.turn) {
+        fprintf(stderr, "moesim: out of memory in attention\n");
+        abort();
+    }
+    for (int64_t i = 0; i < 3; i++) {
+        w.part[i] = w.turn + (i + 1) * S * d;
+        w.dpart[i] = w.turn + (i + 4) * S * d;
+    }
+    w.p = w.turn + 7 * S * d;
+    w.dp = w.p + S;
+    for (int64_t t = 0; t < S; t++)
+        for (int64_t i = 0; i < d / 2; i++) {
+            double angle = (double)t * pow(10000, -2.0 * (double)i / (double)d);
+            w.turn[t * d + i] = (moe_real)cos(angle);
+            w.turn[t * d + d / 2 + i] = (moe_real)sin(angle);
+        }
+    return w;
+}
+
+/* Turns the pairs (i, i + d / 2) of x [n,d] by the angles of each position, or back. */
+static void rotate(const struct head *w, bool back, moe_real *x)
+{
+    const moe_real *turn = w->turn;
+    for (int64_t t = 0; t < w->n; t++, x += w->d, turn += w->d)
+        for (int64_t i = 0; i < w->d / 2; i++) {
+            int64_t j = i + w->d / 2;
+            moe_real a = x[i], b = x[j], sine = back ? -turn[j] : turn[j];
+            x[i] = a * turn[i] - b * sine;
+            x[j] = b * turn[i] + a * sine;
+        }
+}
+
+/* qkv: where the head's part of the first token begins. */
+static void load_head(const struct head *w, const moe_real *qkv)
+{
+    for (int64_t i = 0; i < 3; i++)
+        for (int64_t t = 0; t < w->n; t++)
+            for (int64_t c = 0; c < w->d; c++) w->part[i][t * w->d + c] = qkv[(t * 3 + i) * w->H + c];
+    rotate(w, false, w->part[0]);
+    rotate(w, false, w->part[1]);
+}
+
+/* w->p [i + 1]: how much token i takes of each token up to itself. */
+static void attend(const struct head *w, int64_t i)
+{
+    for (int64_t j = 0; j <= i; j++)
+        w->p[j] = (moe_real)(dot(w->d, w->part[0] + i * w->d, w->part[1] + j * w->d) / sqrt((double)w->d));
+    softmax(i + 1, w->p, w->p);
+}
+
+/* Adds to dpart what token i with output gradient dout [d] contributes; p is made again. */
+static void attend_bwd(const struct head *w, int64_t i, const moe_real *dout)
+{
+    int64_t d = w->d;
+    attend(w, i);
+    for (int64_t j = 0; j <= i; j++) w->dp[j] = (moe_real)dot(d, dout, w->part[2] + j * d);
+    double mean = dot(i + 1, w->p, w->dp);
+    for (int64_t j = 0; j <= i; j++) {
+        moe_real dscore = (moe_real)(w->p[j] * (w->dp[j] - mean) / sqrt((double)d));
+        add_scaled(d, dscore, w->part[1] + j * d, w->dpart[0] + i * d);
+        add_scaled(d, dscore, w->part[0] + i * d, w->dpart[1] + j * d);
+        add_scaled(d, w->p[j], dout, w->dpart[2] + j * d);
+    }
+}
+
+void MOE_REAL(moe_ref_attention)(int64_t T, int64_t H, int64_t A, int64_t S, const moe_real *qkv, moe_real *o)
+{
+    struct head w = open_head(least(S, T), H, H / A);
+    for (int64_t first = 0; first < T; first += S)
+        for (int64_t h = 0; h < H; h += w.d) {
+            w.n = least(S, T - first);
+            load_head(&w, qkv + first * 3 * H + h);
+            for (int64_t i = 0; i < w.n; i++) {
+                moe_real *to = o + (first + i) * H + h;
+                attend(&w, i);
+                clear(w.d, to);
+                for (int64_t j = 0; j <= i; j++) add_scaled(w.d, w.p[j], w.part[2] + j * w.d, to);
+            }
+        }
+    free(w.turn);
+}
+
+void MOE_REAL(moe_ref_attention_bwd)(int64_t T, int64_t H, int64_t A, int64_t S, const moe_real *qkv,
+                                     const moe_real *dout, moe_real *dqkv, bool add)
+{
+    struct head w = open_head(least(S, T), H, H / A);
+    for (int64_t first = 0; first < T; first += S)
+        for (int64_t h = 0; h < H; h += w.d) {
+            w.n = least(S, T - first);
+            load_head(&w, qkv + first * 3 * H + h);
+            for (int64_t i = 0; i < 3; i++) clear(w.n * w.d, w.dpart[i]);
+            for (int64_t i = 0; i < w.n; i++) attend_bwd(&w, i, dout + (first + i) * H + h);
+            rotate(&w, true, w.dpart[0]);
+            rotate(&w, true, w.dpart[1]);
+            for (int64_t i = 0; i < 3 * w.n; i++) /* part i % 3 of token i / 3 */
+                for (int64_t c = 0; c < w.d; c++)
+                    put(&dqkv[(first * 3 + i) * H + h + c], w.dpart[i % 3][i / 3 * w.d + c], add);
+        }
+    free(w.turn);
+}
+
+void MOE_REAL(moe_ref_add)(int64_t n, const moe_real *a, const moe_real *b, moe_real *y)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i];
+}
+
+void MOE_REAL(moe_ref_add_bwd)(int64_t n, const moe_real *dy, moe_real *da, moe_real *db, bool add_a,
+                               bool add_b)
+{
+    for (int64_t i = 0; i < n; i++) {
+        put(&da[i], dy[i], add_a);
+        put(&db[i], dy[i], add_b);
     }
 }
 
@@ -81,54 +274,118 @@ static void largest(int64_t E, int64_t K, const moe_real *p, int32_t *best)
     }
 }
 
-/* A counting sort in place: counts[e] is in turn the number of pairs of e, the first slot of e, and, once all
- * slots are given out, the first slot of e + 1. */
+/* The choices first .. end - 1 of expert e get the rows from `row` on; returns the row after them. */
+static int64_t number(int64_t first, int64_t end, int64_t e, const int32_t *expert, int64_t row,
+                      int32_t *slot)
+{
+    for (int64_t i = first; i < end; i++)
+        if (expert[i] == e) slot[i] = (int32_t)row++;
+    return row;
+}
+
 void MOE_REAL(moe_ref_topk)(int64_t T, int64_t E, int64_t K, const moe_real *logits, moe_real *prob,
                             int32_t *expert, int32_t *slot, int64_t *counts)
 {
     checked(K, E + 1);
-    for (int64_t e = 0; e < E; e++) counts[e] = 0;
     for (int64_t t = 0; t < T; t++) {
         softmax(E, logits + t * E, prob + t * E);
         largest(E, K, prob + t * E, expert + t * K);
-        for (int64_t k = 0; k < K; k++) counts[expert[t * K + k]]++;
     }
-    int64_t first = 0;
+    int64_t row = 0;
     for (int64_t e = 0; e < E; e++) {
-        int64_t count = counts[e];
-        counts[e] = first;
-        first += count;
+        counts[e] = -row;
+        row = number(0, T * K, e, expert, row, slot);
+        counts[e] += row;
     }
-    for (int64_t i = 0; i < T * K; i++) slot[i] = (int32_t)counts[expert[i]]++;
-    for (int64_t e = E - 1; e > 0; e--) counts[e] -= counts[e - 1];
 }
 
 void MOE_REAL(moe_ref_topk_bwd)(int64_t T, int64_t E, const moe_real *prob, const moe_real *dprob,
                                 moe_real *dlogits, bool add)
 {
     for (int64_t t = 0; t < T; t++) {
-        double dot = 0;
-        for (int64_t i = t * E; i < (t + 1) * E; i++) dot += (double)prob[i] * dprob[i];
-        for (int64_t i = t * E; i < (t + 1) * E; i++) put(&dlogits[i], prob[i] * (dprob[i] - dot), add);
+        double mean = dot(E, prob + t * E, dprob + t * E);
+        for (int64_t i = t * E; i < (t + 1) * E; i++) put(&dlogits[i], prob[i] * (dprob[i] - mean), add);
     }
 }
 
-void MOE_REAL(moe_ref_permute)(int64_t T, int64_t H, int64_t K, const moe_real *x, const int32_t *slot,
-                               moe_real *rows)
+/* Of the choices first .. end - 1 those of expert e, and of these the first C stay, by position or by
+ * probability; inserting with a strict comparison gives ties to the earlier token, and C of them even when
+ * prob holds NaN. list: room for all of them. */
+static void keep(int64_t first, int64_t end, int64_t E, int64_t K, int64_t C, int64_t e, bool by_position,
+                 const moe_real *prob, const int32_t *expert, int32_t *list, int32_t *kept_expert)
 {
+    int64_t n = 0;
+    for (int64_t i = first; i < end; i++) {
+        if (expert[i] != e) continue;
+        int64_t at = n++;
+        for (; !by_position && at > 0 && prob[i / K * E + e] > prob[list[at - 1] / K * E + e]; at--)
+            list[at] = list[at - 1];
+        list[at] = (int32_t)i;
+    }
+    for (int64_t at = 0; at < n; at++) kept_expert[list[at]] = at < C ? (int32_t)e : -1;
+}
+
+/* slot holds the lists of `keep` until the rows are numbered. */
+void MOE_REAL(moe_ref_limit)(int64_t T, int64_t E, int64_t K, int64_t C, int64_t G, bool by_position,
+                             bool pad, const moe_real *prob, const int32_t *expert, int32_t *slot,
+                             int32_t *kept_expert, int64_t *kept, int64_t *arrive)
+{
+    int64_t n_groups = T > 0 ? (T + G - 1) / G : 0, n = T * K, row = 0;
+    for (int64_t i = 0; i < n; i++) checked(expert[i], E);
+    for (int64_t first = 0; first < n; first += G * K)
+        for (int64_t e = 0; e < E; e++)
+            keep(first, least(first + G * K, n), E, K, C, e, by_position, prob, expert, slot, kept_expert);
+    for (int64_t i = 0; i < n; i++) slot[i] = -1;
+    for (int64_t e = 0; e < E; e++) {
+        int64_t before = row;
+        for (int64_t g = 0; g < n_groups; g++) {
+            if (pad) row = (e * n_groups + g) * C;
+            row = number(g * G * K, least((g + 1) * G * K, n), e, kept_expert, row, slot);
+        }
+        kept[e] = pad ? C * n_groups : row - before;
+        if (pad) arrive[e] = kept[e];
+    }
+}
+
+void MOE_REAL(moe_ref_aux_loss)(int64_t T, int64_t E, double factor, const moe_real *prob,
+                                const int64_t *all_counts, moe_real *loss)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < T * E; i++) sum += prob[i] * (double)all_counts[i % E];
+    *loss = (moe_real)(factor * sum);
+}
+
+void MOE_REAL(moe_ref_aux_loss_bwd)(int64_t T, int64_t E, double factor, const int64_t *all_counts,
+                                    moe_real *dprob, bool add)
+{
+    for (int64_t i = 0; i < T * E; i++) put(&dprob[i], factor * (double)all_counts[i % E], add);
+}
+
+void MOE_REAL(moe_ref_select)(int64_t T, int64_t e, int64_t K, int64_t f, const int32_t *expert,
+                              int32_t *slot)
+{
+    int64_t row = 0;
+    for (int64_t i = 0; i < T * K; i++) slot[i] = -1;
+    for (int64_t j = 0; j < e; j++) row = number(0, T * K, f + j, expert, row, slot);
+}
+
+void MOE_REAL(moe_ref_permute)(int64_t T, int64_t H, int64_t K, int64_t n, const moe_real *x,
+                               const int32_t *slot, moe_real *rows)
+{
+    clear(n * H, rows);
     for (int64_t i = 0; i < T * K; i++) {
-        moe_real *to = rows + checked(slot[i], T * K) * H;
+        if (slot[i] == -1) continue;
+        moe_real *to = rows + checked(slot[i], n) * H;
         for (int64_t h = 0; h < H; h++) to[h] = x[i / K * H + h];
     }
 }
 
-void MOE_REAL(moe_ref_permute_bwd)(int64_t T, int64_t H, int64_t K, const moe_real *drows,
+void MOE_REAL(moe_ref_permute_bwd)(int64_t T, int64_t H, int64_t K, int64_t n, const moe_real *drows,
                                    const int32_t *slot, moe_real *dx, bool add)
 {
-    for (int64_t i = 0; i < T * K; i++) {
-        const moe_real *from = drows + checked(slot[i], T * K) * H;
-        for (int64_t h = 0; h < H; h++) put(&dx[i / K * H + h], from[h], add || i % K > 0);
-    }
+    if (!add) clear(T * H, dx);
+    for (int64_t i = 0; i < T * K; i++)
+        if (slot[i] != -1) add_scaled(H, 1, drows + checked(slot[i], n) * H, dx + i / K * H);
 }
 
 /* Walks the (expert, source) order; `packed` is the row in (source, expert) order. */
@@ -191,8 +448,8 @@ void MOE_REAL(moe_ref_swiglu)(int64_t rows, int64_t F, const moe_real *h, moe_re
 {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t f = 0; f < F; f++) {
-            double z = h[r * 2 * F + f], u = h[r * 2 * F + F + f];
-            a[r * F + f] = (moe_real)(z / (1 + exp(-z)) * u);
+            moe_real z = h[r * 2 * F + f], u = h[r * 2 * F + F + f];
+            a[r * F + f] = z / (1 + real_exp(-z)) * u;
         }
 }
 
@@ -202,43 +459,33 @@ void MOE_REAL(moe_ref_swiglu_bwd)(int64_t rows, int64_t F, const moe_real *h, co
     for (int64_t r = 0; r < rows; r++)
         for (int64_t f = 0; f < F; f++) {
             int64_t at = r * 2 * F + f;
-            double z = h[at], u = h[at + F], s = 1 / (1 + exp(-z)), d = da[r * F + f];
+            moe_real z = h[at], u = h[at + F], s = 1 / (1 + real_exp(-z)), d = da[r * F + f];
             put(&dh[at], d * u * s * (1 + z * (1 - s)), add);
             put(&dh[at + F], d * z * s, add);
         }
 }
 
-void MOE_REAL(moe_ref_combine)(int64_t T, int64_t H, int64_t K, int64_t E, const moe_real *x,
-                               const moe_real *rows, const moe_real *prob, const int32_t *expert,
-                               const int32_t *slot, moe_real *y)
+void MOE_REAL(moe_ref_combine)(int64_t T, int64_t H, int64_t K, int64_t E, int64_t n, const moe_real *rows,
+                               const moe_real *prob, const int32_t *expert, const int32_t *slot, moe_real *y)
 {
-    for (int64_t t = 0; t < T; t++) {
-        for (int64_t h = 0; h < H; h++) y[t * H + h] = x[t * H + h];
-        for (int64_t i = t * K; i < (t + 1) * K; i++) {
-            const moe_real *row = rows + checked(slot[i], T * K) * H;
-            moe_real p = prob[t * E + checked(expert[i], E)];
-            for (int64_t h = 0; h < H; h++) y[t * H + h] += p * row[h];
-        }
-    }
+    clear(T * H, y);
+    for (int64_t i = 0; i < T * K; i++)
+        if (slot[i] != -1)
+            add_scaled(H, prob[i / K * E + checked(expert[i], E)], rows + checked(slot[i], n) * H,
+                       y + i / K * H);
 }
 
-void MOE_REAL(moe_ref_combine_bwd)(int64_t T, int64_t H, int64_t K, int64_t E, const moe_real *dy,
+void MOE_REAL(moe_ref_combine_bwd)(int64_t T, int64_t H, int64_t K, int64_t E, int64_t n,
                                    const moe_real *rows, const moe_real *prob, const int32_t *expert,
-                                   const int32_t *slot, moe_real *dx, moe_real *drows, moe_real *dprob,
-                                   bool add)
+                                   const int32_t *slot, const moe_real *dy, moe_real *drows, moe_real *dprob)
 {
-    for (int64_t t = 0; t < T; t++) {
-        for (int64_t h = 0; h < H; h++) put(&dx[t * H + h], dy[t * H + h], add);
-        for (int64_t e = 0; e < E; e++) dprob[t * E + e] = 0;
-        for (int64_t i = t * K; i < (t + 1) * K; i++) {
-            int64_t row = checked(slot[i], T * K) * H, choice = t * E + checked(expert[i], E);
-            double dot = 0;
-            for (int64_t h = 0; h < H; h++) {
-                dot += (double)dy[t * H + h] * rows[row + h];
-                drows[row + h] = prob[choice] * dy[t * H + h];
-            }
-            dprob[choice] = (moe_real)dot;
-        }
+    clear(n * H, drows);
+    clear(T * E, dprob);
+    for (int64_t i = 0; i < T * K; i++) {
+        if (slot[i] == -1) continue;
+        int64_t row = checked(slot[i], n) * H, choice = i / K * E + checked(expert[i], E);
+        dprob[choice] = (moe_real)dot(H, dy + i / K * H, rows + row);
+        add_scaled(H, prob[choice], dy + i / K * H, drows + row);
     }
 }
 
@@ -255,6 +502,11 @@ void MOE_REAL(moe_ref_xent)(int64_t T, int64_t V, const moe_real *logits, const 
     *loss = (moe_real)sum;
 }
 
+void MOE_REAL(moe_ref_zero)(int64_t n, moe_real *y)
+{
+    clear(n, y);
+}
+
 void MOE_REAL(moe_ref_scale)(int64_t n, double divisor, const moe_real *g, moe_real *out)
 {
     for (int64_t i = 0; i < n; i++) out[i] = (moe_real)(g[i] / divisor);
@@ -264,4 +516,44 @@ void MOE_REAL(moe_ref_sgd)(int64_t n, double factor, const moe_real *param, cons
                            moe_real *out)
 {
     for (int64_t i = 0; i < n; i++) out[i] = (moe_real)(param[i] - factor * grad[i]);
+}
+
+void MOE_REAL(moe_ref_sqnorm)(int64_t n, const moe_real *g, double *norm, bool add)
+{
+    *norm = (add ? *norm : 0) + dot(n, g, g);
+}
+
+void MOE_REAL(moe_ref_clip)(int64_t n, double limit, const moe_real *g, const double *norm,
+                            const double *other_norm, moe_real *out)
+{
+    double shrink = limit / sqrt(*norm + *other_norm);
+    for (int64_t i = 0; i < n; i++) out[i] = (moe_real)(g[i] * (shrink < 1 ? shrink : 1));
+}
+
+/* Arrays of their own, which the compiler may take several elements of at once. */
+static void adamw(int64_t n, double rate, double decay, int64_t step, const moe_real *restrict grad,
+                  moe_real *restrict param, moe_real *restrict m, moe_real *restrict v)
+{
+    const moe_real beta1 = (moe_real)0.9, beta2 = (moe_real)0.95, eps = (moe_real)1e-8;
+    const moe_real correct1 = (moe_real)(1 / (1 - pow(0.9, (double)step))),
+                   correct2 = (moe_real)(1 / (1 - pow(0.95, (double)step)));
+    const moe_real by = (moe_real)rate, shrink = (moe_real)(rate * decay);
+    for (int64_t i = 0; i < n; i++) {
+        moe_real g = grad[i], first = beta1 * m[i] + (1 - beta1) * g,
+                 second = beta2 * v[i] + (1 - beta2) * g * g;
+        param[i] -= by * (first * correct1 / (real_sqrt(second * correct2) + eps)) + shrink * param[i];
+        m[i] = first;
+        v[i] = second;
+    }
+}
+
+void MOE_REAL(moe_ref_adamw)(int64_t n, double rate, double decay, int64_t step, const moe_real *param,
+                             const moe_real *grad, const moe_real *m, const moe_real *v, moe_real *param_out,
+                             moe_real *m_out, moe_real *v_out)
+{
+    size_t bytes = (size_t)n * sizeof *param;
+    if (n && param_out != param) memcpy(param_out, param, bytes);
+    if (n && m_out != m) memcpy(m_out, m, bytes);
+    if (n && v_out != v) memcpy(v_out, v, bytes);
+    adamw(n, rate, decay, step, grad, param_out, m_out, v_out);
 }

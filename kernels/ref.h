@@ -1,4 +1,4 @@
-/* ref - the kernels of an MoE layer in plain C: the truth that every device's version is compared with.
+/* ref - the kernels of an MoE transformer in plain C: the truth that every device's version is compared with.
  *
  * Stands on nothing: no other folder is included. One source, two real types: declarations and definitions
  * are written once with moe_real and MOE_REAL(name); this header reads its own declarations twice, and ref.c
@@ -7,7 +7,8 @@
  *
  * Everywhere: matrices are row major; an output is replaced completely (zeros included) unless `add` is true,
  * then the result is added to it; outputs do not overlap inputs unless said; an array without elements may be
- * any pointer; an index outside its range aborts, it is never used. Internal sums of a softmax, a dot product
+ * any pointer; an index outside its range aborts, it is never used. A slot of -1 is a dropped row: nothing is
+ * moved, its weight counts as 0, its expert is not looked at. Internal sums of a softmax, a dot product
  * and the loss are kept in double for both types. Costs count reals unless they say otherwise. */
 #ifndef MOE_REF_H
 #define MOE_REF_H
@@ -42,6 +43,36 @@ void MOE_REAL(moe_ref_embed)(int64_t T, int64_t H, int64_t V, const int32_t *tok
 void MOE_REAL(moe_ref_embed_bwd)(int64_t T, int64_t H, int64_t V, const int32_t *token, const moe_real *dx,
                                  moe_real *demb, bool add);
 
+/* x [T,H], gain [H] -> y [T,H] = x / sqrt(mean of x^2 over H + 1e-5) * gain.
+ * Cost: reads T*H + H; writes T*H. Source: Zhang, Sennrich 2019 (RMSNorm). */
+void MOE_REAL(moe_ref_rmsnorm)(int64_t T, int64_t H, const moe_real *x, const moe_real *gain, moe_real *y);
+
+/* dy [T,H] and the inputs of rmsnorm -> dx [T,H], dgain [H].
+ * Cost: reads 2*T*H + H (+ T*H with add_x, H with add_gain); writes T*H + H. */
+void MOE_REAL(moe_ref_rmsnorm_bwd)(int64_t T, int64_t H, const moe_real *x, const moe_real *gain,
+                                   const moe_real *dy, moe_real *dx, moe_real *dgain, bool add_x,
+                                   bool add_gain);
+
+/* qkv [T,3H] -> o [T,H]: causal attention of A heads of d = H / A (even) inside sequences of S > 0 tokens.
+ * A row is [q | k | v], each A heads of d. Token t is at position t % S of sequence t / S; the last one may
+ * be short. Rotary: with angle = position * 10000^(-2i/d) the pair (i, i + d/2) of every q and k becomes
+ * (a cos - b sin, b cos + a sin). o = softmax over the token and those before it of (q . k / sqrt(d)), times
+ * v. Cost: 2*T*S*H operations; reads 3*T*H; writes T*H; memory for 7*S*H/A + 2*S, aborts when there is none.
+ * Source: Vaswani et al. 2017; Su et al. 2021 (rotary), pairs as in Llama. */
+void MOE_REAL(moe_ref_attention)(int64_t T, int64_t H, int64_t A, int64_t S, const moe_real *qkv,
+                                 moe_real *o);
+
+/* qkv [T,3H], dout [T,H] (the gradient of o) -> dqkv [T,3H]. The probabilities are computed again.
+ * Cost: 5*T*S*H operations; reads 4*T*H (+ 3*T*H with add); writes 3*T*H; memory as above. */
+void MOE_REAL(moe_ref_attention_bwd)(int64_t T, int64_t H, int64_t A, int64_t S, const moe_real *qkv,
+                                     const moe_real *dout, moe_real *dqkv, bool add);
+
+/* a [n], b [n] -> y [n] = a + b; and dy [n] -> da [n] = dy, db [n] = dy.
+ * Cost: reads 2*n; writes n. Backward: reads n (+ n for each add); writes 2*n. */
+void MOE_REAL(moe_ref_add)(int64_t n, const moe_real *a, const moe_real *b, moe_real *y);
+void MOE_REAL(moe_ref_add_bwd)(int64_t n, const moe_real *dy, moe_real *da, moe_real *db, bool add_a,
+                               bool add_b);
+
 /* C [m,n] = op(A) op(B), with op(A) [m,k] stored as A [m,k], or as [k,m] when trans_a; op(B) [k,n] stored as
  * B [k,n], or as [n,k] when trans_b. k = 0 gives zeros.
  * Cost: 2*m*n*k operations; reads m*k + k*n (+ m*n with add); writes m*n. */
@@ -53,23 +84,52 @@ MOE_REAL(moe_gemm_fn) MOE_REAL(moe_ref_gemm);
  * Result: prob is the softmax over all E experts, not renormalised. expert[t] are the K largest of prob[t],
  * in descending order, ties to the lower id. slot[t,k] is the place of (t,k) when all T*K pairs are sorted by
  * expert, then by t: a permutation of 0..T*K-1. counts[e] is the number of pairs with expert e.
- * Cost: reads T*E; writes T*E, 2*T*K int32, E int64; O(T*E*K) comparisons at worst. */
+ * Cost: reads T*E; writes T*E, 2*T*K int32, E int64; O(T*E*K) comparisons. */
 void MOE_REAL(moe_ref_topk)(int64_t T, int64_t E, int64_t K, const moe_real *logits, moe_real *prob,
                             int32_t *expert, int32_t *slot, int64_t *counts);
 
 /* prob [T,E], dprob [T,E] -> dlogits [T,E]: the backward of the softmax, prob * (dprob - sum of prob *
- * dprob). dprob is zero where an expert was not chosen. Cost: reads 2*T*E (+ T*E with add); writes T*E. */
+ * dprob). Cost: reads 2*T*E (+ T*E with add); writes T*E. */
 void MOE_REAL(moe_ref_topk_bwd)(int64_t T, int64_t E, const moe_real *prob, const moe_real *dprob,
                                 moe_real *dlogits, bool add);
 
-/* x [T,H], slot [T,K] -> rows [T*K,H]: rows[slot[t,k]] = x[t].
- * Cost: reads T*H, T*K int32; writes T*K*H. */
-void MOE_REAL(moe_ref_permute)(int64_t T, int64_t H, int64_t K, const moe_real *x, const int32_t *slot,
-                               moe_real *rows);
+/* prob [T,E], expert [T,K] -> slot [T,K], kept_expert [T,K], kept [E], arrive [E] (not touched unless pad):
+ * a capacity of C rows for each expert and group of G consecutive tokens (G > 0 unless T is 0; the last group
+ * may be short). A group keeps, of the choices of an expert, the C most probable (ties: the earlier token),
+ * or the first C by_position.
+ * Result: kept_expert is the expert, or -1 for a dropped choice. slot is the row of a kept choice, in order
+ * of expert, then token; else -1. Rows are packed and kept[e] counts those of e; or, with pad, group g of
+ * expert e starts at row (e * n_groups + g) * C, n_groups = ceil(T / G), and kept[e] = arrive[e] =
+ * C * n_groups for every expert. Cost: reads and writes 4*T*K int32, E int64; O(T*K*E) comparisons, and the
+ * square of the choices of a group and expert. Source: Megatron-LM, apply_router_token_dropping. */
+void MOE_REAL(moe_ref_limit)(int64_t T, int64_t E, int64_t K, int64_t C, int64_t G, bool by_position,
+                             bool pad, const moe_real *prob, const int32_t *expert, int32_t *slot,
+                             int32_t *kept_expert, int64_t *kept, int64_t *arrive);
 
-/* drows [T*K,H], slot [T,K] -> dx [T,H]: dx[t] = sum over k of drows[slot[t,k]].
+/* prob [T,E], all_counts [E] -> loss [1] = factor * sum over t, e of prob[t,e] * all_counts[e].
+ * Cost: reads T*E, E int64; writes 1. */
+void MOE_REAL(moe_ref_aux_loss)(int64_t T, int64_t E, double factor, const moe_real *prob,
+                                const int64_t *all_counts, moe_real *loss);
+
+/* all_counts [E] -> dprob [T,E] = factor * all_counts: the gradient of that loss.
+ * Cost: reads E int64 (+ T*E with add); writes T*E. */
+void MOE_REAL(moe_ref_aux_loss_bwd)(int64_t T, int64_t E, double factor, const int64_t *all_counts,
+                                    moe_real *dprob, bool add);
+
+/* expert [T,K] -> slot [T,K]: the place of each choice of the experts f .. f + e - 1 among these, in order of
+ * expert, then token; -1 for all others. f >= 0, so -1 is never one. Cost: reads T*K int32, writes T*K int32;
+ * O(T*K*e) comparisons. */
+void MOE_REAL(moe_ref_select)(int64_t T, int64_t e, int64_t K, int64_t f, const int32_t *expert,
+                              int32_t *slot);
+
+/* x [T,H], slot [T,K] -> rows [n,H]: rows[slot[t,k]] = x[t]; rows that no slot names are 0.
+ * Cost: reads T*H, T*K int32; writes n*H + T*K*H. */
+void MOE_REAL(moe_ref_permute)(int64_t T, int64_t H, int64_t K, int64_t n, const moe_real *x,
+                               const int32_t *slot, moe_real *rows);
+
+/* drows [n,H], slot [T,K] -> dx [T,H]: dx[t] = sum over k of drows[slot[t,k]].
  * Cost: reads T*K*H, T*K int32 (+ T*H with add); writes T*H. */
-void MOE_REAL(moe_ref_permute_bwd)(int64_t T, int64_t H, int64_t K, const moe_real *drows,
+void MOE_REAL(moe_ref_permute_bwd)(int64_t T, int64_t H, int64_t K, int64_t n, const moe_real *drows,
                                    const int32_t *slot, moe_real *dx, bool add);
 
 /* rows [N,H], counts [P,e] -> sorted [N,H], N = sum of counts. Source p sent counts[p,j] rows for local
@@ -104,20 +164,17 @@ void MOE_REAL(moe_ref_swiglu)(int64_t rows, int64_t F, const moe_real *h, moe_re
 void MOE_REAL(moe_ref_swiglu_bwd)(int64_t rows, int64_t F, const moe_real *h, const moe_real *da,
                                   moe_real *dh, bool add);
 
-/* x [T,H], rows [T*K,H], prob [T,E], expert [T,K], slot [T,K] -> y [T,H]:
- * y[t] = x[t] + sum over k of prob[t, expert[t,k]] * rows[slot[t,k]].
- * Cost: reads T*H + T*K*H + T*K, 2*T*K int32; writes T*H. */
-void MOE_REAL(moe_ref_combine)(int64_t T, int64_t H, int64_t K, int64_t E, const moe_real *x,
-                               const moe_real *rows, const moe_real *prob, const int32_t *expert,
-                               const int32_t *slot, moe_real *y);
+/* rows [n,H], prob [T,E], expert [T,K], slot [T,K] -> y [T,H]:
+ * y[t] = sum over k of prob[t, expert[t,k]] * rows[slot[t,k]].
+ * Cost: reads T*K*H + T*K, 2*T*K int32; writes T*H. */
+void MOE_REAL(moe_ref_combine)(int64_t T, int64_t H, int64_t K, int64_t E, int64_t n, const moe_real *rows,
+                               const moe_real *prob, const int32_t *expert, const int32_t *slot, moe_real *y);
 
-/* dy [T,H] and the inputs of combine -> dx [T,H] = dy, drows [T*K,H], dprob [T,E], zero where not chosen.
- * add concerns dx only: drows and dprob are replaced.
- * Cost: reads T*H + T*K*H + T*K, 2*T*K int32 (+ T*H with add); writes T*H + T*K*H + T*E. */
-void MOE_REAL(moe_ref_combine_bwd)(int64_t T, int64_t H, int64_t K, int64_t E, const moe_real *dy,
+/* The inputs of combine and dy [T,H] -> drows [n,H], zero where no slot points; dprob [T,E], zero where not
+ * chosen or dropped. Cost: reads T*H + T*K*H + T*K, 2*T*K int32; writes n*H + T*K*H + T*E. */
+void MOE_REAL(moe_ref_combine_bwd)(int64_t T, int64_t H, int64_t K, int64_t E, int64_t n,
                                    const moe_real *rows, const moe_real *prob, const int32_t *expert,
-                                   const int32_t *slot, moe_real *dx, moe_real *drows, moe_real *dprob,
-                                   bool add);
+                                   const int32_t *slot, const moe_real *dy, moe_real *drows, moe_real *dprob);
 
 /* logits [T,V], target [T] in 0..V-1 -> dlogits [T,V], loss [1].
  * Result: loss is the sum (not the mean) over tokens of -log softmax(logits[t])[target[t]], nats; dlogits =
@@ -125,6 +182,9 @@ void MOE_REAL(moe_ref_combine_bwd)(int64_t T, int64_t H, int64_t K, int64_t E, c
  * Cost: reads T*V, T int32; writes T*V + 1. */
 void MOE_REAL(moe_ref_xent)(int64_t T, int64_t V, const moe_real *logits, const int32_t *target,
                             moe_real *dlogits, moe_real *loss);
+
+/* -> y [n] = 0. Cost: writes n. */
+void MOE_REAL(moe_ref_zero)(int64_t n, moe_real *y);
 
 /* g [n] -> out [n] = g / divisor; out may be g.
  * Cost: reads n; writes n. */
@@ -134,5 +194,21 @@ void MOE_REAL(moe_ref_scale)(int64_t n, double divisor, const moe_real *g, moe_r
  * Cost: reads 2*n; writes n. */
 void MOE_REAL(moe_ref_sgd)(int64_t n, double factor, const moe_real *param, const moe_real *grad,
                            moe_real *out);
+
+/* g [n] -> norm [1] = sum of g^2, in double. Cost: reads n; writes 1 double. */
+void MOE_REAL(moe_ref_sqnorm)(int64_t n, const moe_real *g, double *norm, bool add);
+
+/* g [n], norm [1], other_norm [1] (sums of squares) -> out [n] = g * min(1, limit / sqrt(norm + other_norm));
+ * out may be g. Cost: reads n, 2 double; writes n. */
+void MOE_REAL(moe_ref_clip)(int64_t n, double limit, const moe_real *g, const double *norm,
+                            const double *other_norm, moe_real *out);
+
+/* param, grad, m, v [n] -> param_out, m_out, v_out [n], which may be param, m and v:
+ * m = 0.9 m + 0.1 grad; v = 0.95 v + 0.05 grad^2; with mhat = m / (1 - 0.9^step), vhat = v / (1 - 0.95^step):
+ * param - rate * (mhat / (sqrt(vhat) + 1e-8) + decay * param). step: 1 for the first; m and v start at 0.
+ * Cost: reads 4*n; writes 3*n. Source: Loshchilov, Hutter 2019; the betas of Brown et al. 2020. */
+void MOE_REAL(moe_ref_adamw)(int64_t n, double rate, double decay, int64_t step, const moe_real *param,
+                             const moe_real *grad, const moe_real *m, const moe_real *v, moe_real *param_out,
+                             moe_real *m_out, moe_real *v_out);
 
 #endif

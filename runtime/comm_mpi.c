@@ -116,19 +116,29 @@ static int mpi_start(struct moe_communicator *c, const struct moe_transfer *t)
         [MOE_F32] = MPI_FLOAT, [MOE_F64] = MPI_DOUBLE, [MOE_I32] = MPI_INT32_T, [MOE_I64] = MPI_INT64_T};
     struct mpi_communicator *m = mpi_of(c);
     const MPI_Datatype type = types[t->op->type];
-    const int n = t->op->collective == MOE_ALLTOALL ? c->size : 1;
-    int *send = m->sizes, *send_at = send + n, *recv = send_at + n, *recv_at = recv + n;
+    const int n_send = moe_send_per_peer[t->op->collective] ? c->size : 1,
+              n_recv = moe_recv_per_peer[t->op->collective] ? c->size : 1;
+    int *send = m->sizes, *send_at = send + n_send, *recv = send_at + n_send, *recv_at = recv + n_recv;
     moe_assert(m->request == MPI_REQUEST_NULL);
-    MOE_TRY(narrow(send, send_at, t->send, n));
-    MOE_TRY(narrow(recv, recv_at, t->recv, n));
+    MOE_TRY(narrow(send, send_at, t->send, n_send));
+    MOE_TRY(narrow(recv, recv_at, t->recv, n_recv));
     m->world->unfinished++;
-    if (t->op->collective == MOE_ALLTOALL)
+    switch (t->op->collective) {
+    case MOE_ALLTOALL:
         return check(
             MPI_Ialltoallv(t->in, send, send_at, type, t->out, recv, recv_at, type, m->comm, &m->request),
             "MPI_Ialltoallv");
-    return check(MPI_Iallreduce(t->in == t->out ? MPI_IN_PLACE : t->in, t->out, send[0], type, MPI_SUM,
-                                m->comm, &m->request),
-                 "MPI_Iallreduce");
+    case MOE_ALLGATHER:
+        return check(MPI_Iallgatherv(t->in, send[0], type, t->out, recv, recv_at, type, m->comm, &m->request),
+                     "MPI_Iallgatherv");
+    case MOE_REDUCESCATTER:
+        return check(MPI_Ireduce_scatter(t->in, t->out, send, type, MPI_SUM, m->comm, &m->request),
+                     "MPI_Ireduce_scatter");
+    default:
+        return check(MPI_Iallreduce(t->in == t->out ? MPI_IN_PLACE : t->in, t->out, send[0], type, MPI_SUM,
+                                    m->comm, &m->request),
+                     "MPI_Iallreduce");
+    }
 }
 
 static int mpi_wait(struct moe_communicator *c, double timeout_s)

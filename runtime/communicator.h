@@ -5,8 +5,14 @@
 #include "sim/schedule.h"
 
 /* A collective with everything resolved. Counts in elements of op->type.
- *   ALLTOALL   send, recv [group size]: elements to and from each member, packed in member order
- *   ALLREDUCE  send[0] = recv[0]: elements; in and out may be equal */
+ *   send, recv   one number, or one per member where moe_send_per_peer, moe_recv_per_peer say so; parts are
+ *                packed in member order; what a rank sends to itself is what it receives from itself
+ *   in, out      may be equal for ALLREDUCE only
+ * All members of a REDUCESCATTER pass the same `send`; those of another collective may disagree, and wait()
+ * reports what the library notices.
+ * Sums: MPI adds in an order that the library fixes by element count and group size, not by who comes last,
+ * so that equal runs give equal bits (tests/mpi/test_comm_mpi.c). Open MPI 4.1 adds in pairs, (0 + 1) + (2 +
+ * 3), for both; another library or group size may add otherwise. */
 struct moe_transfer {
     const struct moe_op *op;
     const void *in;

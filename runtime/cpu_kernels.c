@@ -11,10 +11,13 @@
 #define cblas_gemm cblas_sgemm
 #endif
 
-static const uint32_t can_add = 1u << MOE_K_EMBED_BWD | 1u << MOE_K_GEMM | 1u << MOE_K_TOPK_BWD |
-                                1u << MOE_K_PERMUTE_BWD | 1u << MOE_K_SORT_ROWS | 1u << MOE_K_UNSORT_ROWS |
-                                1u << MOE_K_GROUPED_GEMM | 1u << MOE_K_GROUPED_WGRAD |
-                                1u << MOE_K_SWIGLU_BWD | 1u << MOE_K_COMBINE_BWD;
+/* Bit i: writes[i] may accumulate. */
+static const uint32_t can_add[MOE_K_COUNT] = {
+    [MOE_K_EMBED_BWD] = 1,  [MOE_K_RMSNORM_BWD] = 3, [MOE_K_ATTENTION_BWD] = 1, [MOE_K_ADD_BWD] = 3,
+    [MOE_K_GEMM] = 1,       [MOE_K_TOPK_BWD] = 1,    [MOE_K_AUX_LOSS_BWD] = 1,  [MOE_K_PERMUTE_BWD] = 1,
+    [MOE_K_SORT_ROWS] = 1,  [MOE_K_UNSORT_ROWS] = 1, [MOE_K_GROUPED_GEMM] = 1,  [MOE_K_GROUPED_WGRAD] = 1,
+    [MOE_K_SWIGLU_BWD] = 1, [MOE_K_SQNORM] = 1,
+};
 
 /* moe_ref_gemm by BLAS, which refuses leading dimensions of zero and so cannot be asked for empty products.
  */
@@ -37,18 +40,29 @@ void MOE_REAL(moe_cpu_run)(const struct moe_launch *launch)
     const int64_t *d = launch->dims;
     const void *const *in = launch->in;
     void *const *out = launch->out;
-    bool add = op->writes[0].accumulate;
-    moe_assert(!add || (can_add >> op->kernel & 1));
-    for (int i = 1; i < op->n_writes; i++) moe_assert(!op->writes[i].accumulate);
+    bool add = op->writes[0].accumulate, add1 = op->writes[1].accumulate;
+    for (int i = 0; i < op->n_writes; i++)
+        moe_assert(!op->writes[i].accumulate || (can_add[op->kernel] >> i & 1));
     switch (op->kernel) {
 /* clang-format off */
 #define RUN(NAME, name, ...) case MOE_K_##NAME: MOE_REAL(moe_ref_##name)(__VA_ARGS__); break;
     RUN(EMBED, embed, d[0], d[1], d[2], in[0], in[1], out[0])
     RUN(EMBED_BWD, embed_bwd, d[0], d[1], d[2], in[0], in[1], out[0], add)
+    RUN(RMSNORM, rmsnorm, d[0], d[1], in[0], in[1], out[0])
+    RUN(RMSNORM_BWD, rmsnorm_bwd, d[0], d[1], in[0], in[1], in[2], out[0], out[1], add, add1)
+    RUN(ATTENTION, attention, d[0], d[1], d[2], d[3], in[0], out[0])
+    RUN(ATTENTION_BWD, attention_bwd, d[0], d[1], d[2], d[3], in[0], in[1], out[0], add)
+    RUN(ADD, add, d[0], in[0], in[1], out[0])
+    RUN(ADD_BWD, add_bwd, d[0], in[0], out[0], out[1], add, add1)
     RUN(TOPK, topk, d[0], d[1], d[2], in[0], out[0], out[1], out[2], out[3])
     RUN(TOPK_BWD, topk_bwd, d[0], d[1], in[0], in[1], out[0], add)
-    RUN(PERMUTE, permute, d[0], d[1], d[2], in[0], in[1], out[0])
-    RUN(PERMUTE_BWD, permute_bwd, d[0], d[1], d[2], in[0], in[1], out[0], add)
+    RUN(LIMIT, limit, d[0], d[1], d[2], d[3], d[4], op->mode & MOE_LIMIT_BY_POSITION,
+        op->mode & MOE_LIMIT_PAD, in[0], in[1], out[0], out[1], out[2], out[3])
+    RUN(AUX_LOSS, aux_loss, d[0], d[1], op->factor / launch->divisor, in[0], in[1], out[0])
+    RUN(AUX_LOSS_BWD, aux_loss_bwd, d[0], d[1], op->factor / launch->divisor, in[0], out[0], add)
+    RUN(SELECT, select, d[0], d[1], d[2], d[3], in[0], out[0])
+    RUN(PERMUTE, permute, d[0], d[1], d[2], d[3], in[0], in[1], out[0])
+    RUN(PERMUTE_BWD, permute_bwd, d[0], d[1], d[2], d[3], in[0], in[1], out[0], add)
     RUN(SORT_ROWS, sort_rows, d[0], d[1], d[2], in[0], in[1], out[0], add)
     RUN(UNSORT_ROWS, unsort_rows, d[0], d[1], d[2], in[0], in[1], out[0], add)
     RUN(GROUPED_GEMM, grouped_gemm, gemm, d[0], d[1], d[2], launch->rows, op->trans_b, in[0], in[1], out[0],
@@ -56,12 +70,17 @@ void MOE_REAL(moe_cpu_run)(const struct moe_launch *launch)
     RUN(GROUPED_WGRAD, grouped_wgrad, gemm, d[0], d[1], d[2], launch->rows, in[0], in[1], out[0], add)
     RUN(SWIGLU, swiglu, d[0], d[1], in[0], out[0])
     RUN(SWIGLU_BWD, swiglu_bwd, d[0], d[1], in[0], in[1], out[0], add)
-    RUN(COMBINE, combine, d[0], d[1], d[2], d[3], in[0], in[1], in[2], in[3], in[4], out[0])
-    RUN(COMBINE_BWD, combine_bwd, d[0], d[1], d[2], d[3], in[0], in[1], in[2], in[3], in[4], out[0], out[1],
-        out[2], add)
+    RUN(COMBINE, combine, d[0], d[1], d[2], d[3], d[4], in[0], in[1], in[2], in[3], out[0])
+    RUN(COMBINE_BWD, combine_bwd, d[0], d[1], d[2], d[3], d[4], in[0], in[1], in[2], in[3], in[4], out[0],
+        out[1])
     RUN(XENT, xent, d[0], d[1], in[0], in[1], out[0], out[1])
+    RUN(ZERO, zero, d[0], out[0])
     RUN(SCALE, scale, d[0], launch->divisor, in[0], out[0])
     RUN(SGD, sgd, d[0], op->factor, in[0], in[1], out[0])
+    RUN(SQNORM, sqnorm, d[0], in[0], out[0], add)
+    RUN(CLIP, clip, d[0], op->factor, in[0], in[1], in[2], out[0])
+    RUN(ADAMW, adamw, d[0], op->factor, op->decay, launch->step, in[0], in[1], in[2], in[3], out[0], out[1],
+        out[2])
 #undef RUN
     /* clang-format on */
     case MOE_K_GEMM: gemm(d[0], d[1], d[2], op->trans_a, op->trans_b, in[0], in[1], out[0], add); break;

@@ -6,11 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WINDOW = 64, SHORTEST = WINDOW + 2 };
-
-int moe_data_load(const char *path, struct moe_data *out)
+int moe_data_load(const char *path, int64_t window, struct moe_data *out)
 {
-    *out = (struct moe_data){.hash = 0xcbf29ce484222325u};
+    *out = (struct moe_data){.window = window, .hash = 0xcbf29ce484222325u};
     FILE *file = fopen(path, "rb");
     if (!file) return moe_fail(MOE_EINPUT, "%s: %s", path, strerror(errno));
     int cap = 0;
@@ -22,8 +20,9 @@ int moe_data_load(const char *path, struct moe_data *out)
     } while (got && out->n < INT32_MAX / 4);
     int err = ferror(file) ? moe_fail(MOE_EINPUT, "%s: %s", path, strerror(errno)) : MOE_OK;
     if (!err && !feof(file)) err = moe_fail(MOE_EINPUT, "%s: larger than 512 MiB", path);
-    if (!err && out->n < SHORTEST)
-        err = moe_fail(MOE_EINPUT, "%s: %lld bytes, expected at least %d", path, (long long)out->n, SHORTEST);
+    if (!err && out->n < window + 2)
+        err = moe_fail(MOE_EINPUT, "%s: %lld bytes, expected at least %lld", path, (long long)out->n,
+                       (long long)window + 2);
     fclose(file);
     return err;
 }
@@ -37,8 +36,8 @@ void moe_data_batch(const struct moe_data *d, uint64_t seed, int64_t step, int64
                     int32_t *token, int32_t *target)
 {
     for (int64_t i = 0; i < n; i++) {
-        uint64_t window = (uint64_t)(first + i) / WINDOW, offset = (uint64_t)(first + i) % WINDOW;
-        double start = moe_uniform(seed, (uint64_t)step, window) * (double)(d->n - WINDOW - 1);
+        int64_t which = (first + i) / d->window, offset = (first + i) % d->window;
+        double start = moe_uniform(seed, (uint64_t)step, (uint64_t)which) * (double)(d->n - d->window - 1);
         const unsigned char *at = d->bytes + (int64_t)start + offset;
         token[i] = at[0];
         target[i] = at[1];

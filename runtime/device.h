@@ -10,7 +10,8 @@
  *   in, out   device pointers of reads and writes, in the operation's order
  *   dims      values of the operation's dims; they and the rows of groups are what sizes are known by
  *   rows      [groups] for operations of class GROUPED (groups = dims[0]), else NULL
- *   divisor   SCALE */
+ *   divisor   SCALE, AUX_LOSS and its backward
+ *   step      of the optimizer, for ADAMW; the first is 1 */
 struct moe_launch {
     const struct moe_op *op;
     const void *in[MOE_REFS];
@@ -18,6 +19,7 @@ struct moe_launch {
     int64_t dims[MOE_DIMS];
     const int64_t *rows;
     double divisor;
+    int64_t step;
 };
 
 struct moe_device {

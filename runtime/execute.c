@@ -18,7 +18,7 @@ struct slot {
     int64_t n;     /* elements of its content */
     int64_t cap;   /* elements allocated */
     void *host;    /* [cap] copy, or NULL */
-    bool written;  /* since the step began; parameters: always */
+    bool written;  /* since the step began; what persists: always */
     bool known;    /* host is what a host sync read, and nothing was written since */
     bool borrowed; /* host was handed out for writing: it goes to the device before the next step */
 };
@@ -35,7 +35,8 @@ struct moe_execution {
     int64_t *rows;        /* of the grouped kernel in hand */
     int cap_rows;
     struct moe_executed now; /* the operation in hand; no block outside of one */
-    int unknown;             /* symbol that the last evaluation missed */
+    int unknown;             /* symbol that the last evaluation missed, or -1 */
+    int64_t steps;           /* done */
     char label[2 * MOE_NAME];
 };
 
@@ -58,6 +59,12 @@ static struct slot *slot_at(const struct moe_execution *x, int buffer, int place
     return &x->slots[x->first[buffer] + place];
 }
 
+/* Parameters and the optimizer's state go from step to step. */
+static bool persists(const struct moe_buffer *b)
+{
+    return b->role == MOE_BUF_PARAM || b->role == MOE_BUF_STATE;
+}
+
 /* The slot that a reference of the operation in hand means. */
 static struct slot *slot_of(const struct moe_execution *x, struct moe_ref ref)
 {
@@ -70,12 +77,12 @@ static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
 {
     struct moe_execution *x = ctx;
     const struct moe_symbol *y = &x->s->symbols[symbol];
-    if (y->buffer < 0) return moe_symbol_initial(x->s, symbol, rank);
+    if (y->buffer < 0) return moe_symbol_initial(x->s, (struct moe_env){value, x}, symbol, rank, index);
     int place = x->s->buffers[y->buffer].slots == 1 ? 0 : layer;
-    if (place < x->s->buffers[y->buffer].slots && index < moe_symbol_count(x->s, symbol)) {
+    if (place < x->s->buffers[y->buffer].slots && index < moe_symbol_count(x->s, symbol, rank)) {
         const struct slot *slot = slot_at(x, y->buffer, place);
         if (slot->known && (int64_t)y->rows * y->cols <= slot->n)
-            return moe_symbol_reduce(y, slot->host, index);
+            return moe_symbol_reduce(x->s, symbol, rank, slot->host, index);
     }
     x->unknown = symbol;
     return MOE_UNKNOWN;
@@ -83,7 +90,7 @@ static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
 
 static int check_size(struct moe_execution *x, const char *what, int64_t size)
 {
-    if (size == MOE_UNKNOWN) {
+    if (size == MOE_UNKNOWN && x->unknown >= 0) {
         const struct moe_symbol *y = &x->s->symbols[x->unknown];
         return moe_fail(MOE_EFAILED, "%s: %s needs %s, and no host sync has read %s", label(x), what, y->name,
                         x->s->buffers[y->buffer].name);
@@ -95,6 +102,7 @@ static int check_size(struct moe_execution *x, const char *what, int64_t size)
 
 static int evaluate(struct moe_execution *x, const char *what, int expr, int layer, int index, int64_t *out)
 {
+    x->unknown = -1;
     *out = moe_eval(x->s, (struct moe_env){value, x}, expr, x->rank, layer, index);
     return check_size(x, what, *out);
 }
@@ -185,25 +193,25 @@ static int resolve(struct moe_execution *x, struct slot **in, struct slot **out)
 static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **out)
 {
     const struct moe_op *op = x->now.op;
-    struct moe_launch launch = {.op = op};
+    struct moe_launch launch = {.op = op, .step = x->steps + 1};
     for (int i = 0; i < op->n_reads; i++) launch.in[i] = in[i]->data;
     for (int i = 0; i < op->n_writes; i++) launch.out[i] = out[i]->data;
     for (int i = 0; i < op->n_dims; i++)
         MOE_TRY(evaluate(x, "a dimension", op->dims[i], x->now.layer, 0, &launch.dims[i]));
     if (moe_kernel_cost[op->kernel] == MOE_COST_GROUPED) {
-        int groups = moe_symbol_count(x->s, op->group);
+        int groups = moe_symbol_count(x->s, op->group, x->rank);
         if (launch.dims[0] != groups)
             return moe_fail(MOE_EFAILED, "%s: %lld groups, %s has %d", label(x), (long long)launch.dims[0],
                             x->s->symbols[op->group].name, groups);
         launch.rows = x->rows = moe_grow(x->rows, &x->cap_rows, groups, sizeof *x->rows);
         for (int g = 0; g < groups; g++) {
+            x->unknown = -1;
             x->rows[g] = value(x, op->group, x->rank, x->now.layer, g);
             MOE_TRY(check_size(x, "a group", x->rows[g]));
         }
     }
     int64_t divisor = 1;
-    if (op->kernel == MOE_K_SCALE)
-        MOE_TRY(evaluate(x, "the divisor", op->divisor, x->now.layer, 0, &divisor));
+    if (op->divisor) MOE_TRY(evaluate(x, "the divisor", op->divisor, x->now.layer, 0, &divisor));
     launch.divisor = (double)divisor;
     x->now.start_ns = moe_now_ns();
     MOE_TRY(x->device->table->run(x->device, &launch, op->stream));
@@ -231,23 +239,32 @@ static void write_ranks(char *out, size_t size, const int *ranks, int n)
         used += (size_t)snprintf(out + used, size - used, "%s%d", i ? "," : "", ranks[i]);
 }
 
+/* Evaluates `expr` for each member, or once; *sum: over them. */
+static int count(struct moe_execution *x, const char *what, int expr, int n, int64_t *out, int64_t *sum)
+{
+    *sum = 0;
+    for (int i = 0; i < n; i++) {
+        MOE_TRY(evaluate(x, what, expr, x->now.layer, i, &out[i]));
+        *sum += out[i];
+    }
+    return MOE_OK;
+}
+
 static int run_collective(struct moe_execution *x, struct slot *in, struct slot *out)
 {
     const struct moe_op *op = x->now.op;
     const struct moe_comm *c = &x->s->comms[op->comm];
-    const int group = c->group_of[x->rank], size = moe_group_size(c, group);
-    int64_t sent = 0, received = 0;
-    for (int i = 0; i < (op->collective == MOE_ALLTOALL ? size : 1); i++) {
-        MOE_TRY(evaluate(x, "what it sends", op->send, x->now.layer, i, &x->send[i]));
-        MOE_TRY(evaluate(x, "what it receives", op->recv, x->now.layer, i, &x->recv[i]));
-        sent += x->send[i];
-        received += x->recv[i];
-    }
+    const int group = c->group_of[x->rank], size = moe_group_size(c, group), self = c->index_of[x->rank];
+    const bool each_send = moe_send_per_peer[op->collective], each_recv = moe_recv_per_peer[op->collective];
+    int64_t sent, received;
+    MOE_TRY(count(x, "what it sends", op->send, each_send ? size : 1, x->send, &sent));
+    MOE_TRY(count(x, "what it receives", op->recv, each_recv ? size : 1, x->recv, &received));
     MOE_TRY(check_fit(x, "sends", sent, op->reads[0].buffer, in));
     MOE_TRY(check_fit(x, "receives", received, op->writes[0].buffer, out));
-    if (op->collective == MOE_ALLREDUCE && sent != received)
-        return moe_fail(MOE_EFAILED, "%s: sends %lld and receives %lld elements", label(x), (long long)sent,
-                        (long long)received);
+    const int64_t to_self = x->send[each_send ? self : 0], from_self = x->recv[each_recv ? self : 0];
+    if (to_self != from_self)
+        return moe_fail(MOE_EFAILED, "%s: sends itself %lld and receives %lld elements", label(x),
+                        (long long)to_self, (long long)from_self);
     x->now.bytes = sent * moe_type_bytes[op->type];
     struct moe_transfer transfer = {op, in->data, out->data, x->send, x->recv};
     struct moe_communicator *comm = x->comms[op->comm];
@@ -312,7 +329,7 @@ static int begin_step(struct moe_execution *x, const int32_t *token, const int32
                 MOE_TRY(
                     copy(x, slot->data, slot->host, (size_t)slot->n * (size_t)moe_type_bytes[buffer->type]));
             slot->borrowed = false;
-            if (buffer->role == MOE_BUF_PARAM) continue;
+            if (persists(buffer)) continue;
             slot->written = slot->known = false;
             if (x->options->poison) MOE_TRY(poison(x, slot, buffer->type, 0));
         }
@@ -323,20 +340,26 @@ static int begin_step(struct moe_execution *x, const int32_t *token, const int32
     return MOE_OK;
 }
 
+/* loss: all elements of the first output. */
 static int end_step(struct moe_execution *x, double *loss)
 {
+    int first = -1;
     *loss = 0;
     for (int b = 0; b < x->s->n_buffers; b++) {
         const struct moe_buffer *buffer = &x->s->buffers[b];
-        for (int i = 0; buffer->role == MOE_BUF_OUTPUT && i < buffer->slots; i++) {
+        if (buffer->role != MOE_BUF_OUTPUT) continue;
+        if (first < 0) first = b;
+        for (int i = 0; i < buffer->slots; i++) {
             struct slot *slot = slot_at(x, b, i);
             if (!slot->written)
                 return moe_fail(MOE_EFAILED, "the step ended, and nothing wrote %s[%d]", buffer->name, i);
+            if (b != first) continue;
             MOE_TRY(fetch(x, slot, buffer->type));
             for (int64_t e = 0; e < slot->n; e++)
                 *loss += buffer->type == MOE_F64 ? ((double *)slot->host)[e] : ((float *)slot->host)[e];
         }
     }
+    x->steps++;
     return MOE_OK;
 }
 
@@ -359,6 +382,26 @@ int moe_execute_step(struct moe_execution *x, const int32_t *token, const int32_
     return end_step(x, loss);
 }
 
+int64_t moe_execute_steps(const struct moe_execution *x)
+{
+    return x->steps;
+}
+
+void moe_execute_set_steps(struct moe_execution *x, int64_t done)
+{
+    x->steps = done;
+}
+
+const struct moe_schedule *moe_execute_schedule(const struct moe_execution *x)
+{
+    return x->s;
+}
+
+int moe_execute_rank(const struct moe_execution *x)
+{
+    return x->rank;
+}
+
 const void *moe_execute_buffer(const struct moe_execution *x, int buffer, int place, int64_t *n)
 {
     struct slot *slot = slot_at(x, buffer, place);
@@ -368,7 +411,7 @@ const void *moe_execute_buffer(const struct moe_execution *x, int buffer, int pl
 
 void *moe_execute_param(struct moe_execution *x, int buffer, int place, int64_t *n)
 {
-    moe_assert(x->s->buffers[buffer].role == MOE_BUF_PARAM);
+    moe_assert(persists(&x->s->buffers[buffer]));
     if (!moe_execute_buffer(x, buffer, place, n)) return NULL;
     struct slot *slot = slot_at(x, buffer, place);
     slot->borrowed = true;
@@ -384,26 +427,45 @@ static double normal(uint64_t seed, uint64_t stream, uint64_t index)
     return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
 }
 
+/* Makes a slot that persists; *content: all zero, on the host. */
+static int make_persistent(struct moe_execution *x, int buffer, int place, void **content, int64_t *n)
+{
+    struct slot *slot;
+    MOE_TRY(make_room(x, (struct moe_ref){.buffer = buffer, .shift = place}, false, &slot));
+    *content = moe_execute_param(x, buffer, place, n);
+    if (!*content) return MOE_EFAILED;
+    slot->written = true;
+    memset(*content, 0, (size_t)*n * (size_t)moe_type_bytes[x->s->buffers[buffer].type]);
+    return MOE_OK;
+}
+
 static int fill_param(struct moe_execution *x, const struct moe_param *p)
 {
     const struct moe_buffer *b = &x->s->buffers[p->buffer];
     const int shard = p->shard < 0 ? 0 : x->s->comms[p->shard].index_of[x->rank];
     for (int place = 0; place < b->slots; place++) {
-        struct slot *slot;
+        void *content;
         int64_t n;
-        MOE_TRY(make_room(x, (struct moe_ref){.buffer = p->buffer, .shift = place}, false, &slot));
-        void *content = moe_execute_param(x, p->buffer, place, &n);
-        if (!content) return MOE_EFAILED;
-        slot->written = true;
+        MOE_TRY(make_persistent(x, p->buffer, place, &content, &n));
         const uint64_t stream = moe_hash64(moe_hash_name(p->name) + (uint64_t)place);
         for (int64_t i = 0; i < n; i++) {
-            double e = p->init_std * normal(x->options->seed, stream, (uint64_t)(shard * n + i));
+            double e =
+                p->init_mean + p->init_std * normal(x->options->seed, stream, (uint64_t)(shard * n + i));
             if (b->type == MOE_F64)
                 ((double *)content)[i] = e;
             else
                 ((float *)content)[i] = (float)e;
         }
     }
+    return MOE_OK;
+}
+
+static int fill_state(struct moe_execution *x, int buffer)
+{
+    void *content;
+    int64_t n;
+    for (int place = 0; place < x->s->buffers[buffer].slots; place++)
+        MOE_TRY(make_persistent(x, buffer, place, &content, &n));
     return MOE_OK;
 }
 
@@ -417,7 +479,10 @@ static int set_up(struct moe_execution *x, struct moe_communicator *world)
         MOE_TRY(world->table->split(world, comm->members + comm->first[group], moe_group_size(comm, group), c,
                                     &x->comms[c]));
     }
-    for (int p = 0; p < s->n_params; p++) MOE_TRY(fill_param(x, &s->params[p]));
+    for (int p = 0; p < s->n_params; p++)
+        if (s->params[p].buffer >= 0) MOE_TRY(fill_param(x, &s->params[p]));
+    for (int b = 0; b < s->n_buffers; b++)
+        if (s->buffers[b].role == MOE_BUF_STATE) MOE_TRY(fill_state(x, b));
     return MOE_OK;
 }
 

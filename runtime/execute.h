@@ -32,27 +32,35 @@ struct moe_execute_options {
 
 struct moe_execution;
 
-/* Allocates parameters (a function of seed, tensor name and global element: the same on any layout) and
- * communicators. s, d, world and options are borrowed until moe_execute_close.
- * Errors: MOE_EUSAGE when the world has not the schedule's number of ranks; those of the device and the
- * communicator. */
+/* Allocates parameters (init_mean + init_std * normal, a function of seed, tensor name and global element:
+ * the same on any layout), the optimizer's state (0) and communicators. s, d, world and options are borrowed
+ * until moe_execute_close. Errors: MOE_EUSAGE when the world has not the schedule's number of ranks; those of
+ * the device and the communicator. */
 int moe_execute_open(const struct moe_schedule *s, struct moe_device *d, struct moe_communicator *world,
                      const struct moe_execute_options *options, struct moe_execution **out);
 void moe_execute_close(struct moe_execution *x);
 
 /* Runs one step of this rank's itinerary.
  *   token, target [T]  ids of the local tokens and of their successors: the schedule's two INPUT buffers
- *   loss               out: sum over local tokens, nats
+ *   loss               out: the schedule's first OUTPUT buffer, cross entropy summed over local tokens, nats
  * Errors: MOE_EPEER "layer 1 forward dispatch on communicator ep (ranks 0-3): no answer for 10 s" for a
  * collective that does not finish, or whose library reports an error (a truncated message); MOE_EFAILED for
  * a size that the host does not know, a collective larger than its buffers, counts or indices that nothing
  * wrote in this step, an output that nothing wrote. After an error the communicators are unusable: abort. */
 int moe_execute_step(struct moe_execution *x, const int32_t *token, const int32_t *target, double *loss);
 
+/* Steps done, since open or since the run that a checkpoint began (which sets them). The optimizer corrects
+ * by the number of the step. */
+int64_t moe_execute_steps(const struct moe_execution *x);
+void moe_execute_set_steps(struct moe_execution *x, int64_t done);
+const struct moe_schedule *moe_execute_schedule(const struct moe_execution *x);
+int moe_execute_rank(const struct moe_execution *x);
+
 /* The content of a buffer's slot on the host: element count in *n, type of the buffer. Borrowed until the
  * next step or close. NULL when no operation ever touched it. */
 const void *moe_execute_buffer(const struct moe_execution *x, int buffer, int slot, int64_t *n);
-/* Writable view of a parameter's slot (tests change single elements); it counts from the next step on. */
+/* Writable view of a slot that persists, of a parameter or of the optimizer's state; it counts from the next
+ * step on. */
 void *moe_execute_param(struct moe_execution *x, int buffer, int slot, int64_t *n);
 
 #endif

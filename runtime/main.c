@@ -1,6 +1,6 @@
 /* main.c - moesim-capture: trains the scenario's model for real on the ranks it was started with, and
  * records. */
-#include "runtime/execute.h"
+#include "runtime/checkpoint.h"
 #include "runtime/record.h"
 #include "sim/lower.h"
 
@@ -23,11 +23,13 @@ static const char usage[] =
     "  -o, --output PATH  trace store of rank N is PATH.rankN\n"
     "  --steps N          training steps (20)\n"
     "  --seed S           initial parameters and batches (1)\n"
+    "  --load PREFIX      go on from this checkpoint (PREFIX.rankN), of any expert-parallel size\n"
+    "  --save PREFIX      write a checkpoint after the last step\n"
     "  --timeout SECONDS  how long a collective may take (60)\n"
     "  --help             this text\n";
 
 struct options {
-    const char *scenario, *data, *output;
+    const char *scenario, *data, *output, *load, *save;
     int64_t steps, seed, timeout_s;
     bool help;
 };
@@ -68,6 +70,7 @@ static int read_options(int argc, char **argv, struct options *o)
         {"scenario", required_argument, NULL, 'c'}, {"data", required_argument, NULL, 'd'},
         {"output", required_argument, NULL, 'o'},   {"steps", required_argument, NULL, 'n'},
         {"seed", required_argument, NULL, 's'},     {"timeout", required_argument, NULL, 't'},
+        {"load", required_argument, NULL, 'l'},     {"save", required_argument, NULL, 'w'},
         {"help", no_argument, NULL, 'h'},           {0}};
     *o = (struct options){.steps = 20, .seed = 1, .timeout_s = 60};
     for (int c; (c = getopt_long(argc, argv, ":o:", names, NULL)) != -1;) {
@@ -78,6 +81,8 @@ static int read_options(int argc, char **argv, struct options *o)
         case 'n': MOE_TRY(read_number("steps", optarg, 1, &o->steps)); break;
         case 's': MOE_TRY(read_number("seed", optarg, 0, &o->seed)); break;
         case 't': MOE_TRY(read_number("timeout", optarg, 1, &o->timeout_s)); break;
+        case 'l': o->load = optarg; break;
+        case 'w': o->save = optarg; break;
         case 'h': o->help = true; return MOE_OK;
         case ':': return moe_fail(MOE_EUSAGE, "%s: expected a value (--help shows all)", argv[optind - 1]);
         default: return moe_fail(MOE_EUSAGE, "unknown option %s (--help shows all)", argv[optind - 1]);
@@ -104,18 +109,18 @@ static int agree_to_stop(struct moe_communicator *world, double timeout_s, bool 
 static int train(struct capture *c, const struct options *o, bool *stopped)
 {
     const int rank = c->world->rank;
-    const int64_t tokens = c->s->tokens[rank];
+    const int64_t tokens = c->s->tokens[rank], begin = moe_execute_steps(c->x), end = begin + o->steps;
     int64_t first = 0;
     for (int r = 0; r < rank; r++) first += c->s->tokens[r];
     int32_t *token = moe_alloc((size_t)tokens, sizeof *token),
             *target = moe_alloc((size_t)tokens, sizeof *target);
     int err = MOE_OK;
-    for (int64_t step = 0; step < o->steps && !*stopped; step++) {
+    for (int64_t step = begin; step < end && !*stopped; step++) {
         double loss;
         moe_data_batch(&c->data, (uint64_t)o->seed, step, first, tokens, token, target);
-        const int64_t begin_ns = moe_now_ns();
+        const int64_t entry_ns = moe_now_ns();
         MOE_TRY_GOTO(moe_execute_step(c->x, token, target, &loss));
-        const int64_t wall_ns = moe_now_ns() - begin_ns;
+        const int64_t wall_ns = moe_now_ns() - entry_ns;
         if (!isfinite(loss)) {
             err = moe_fail(MOE_EFAILED, "step %lld: the loss is %g (a lower learning_rate may help)",
                            (long long)step, loss);
@@ -123,7 +128,7 @@ static int train(struct capture *c, const struct options *o, bool *stopped)
         }
         MOE_TRY_GOTO(moe_recorder_step(c->recorder, c->x, step, loss, wall_ns));
         if (rank == 0 && isatty(2))
-            fprintf(stderr, "\rstep %lld of %lld, loss %.4f ", (long long)step + 1, (long long)o->steps,
+            fprintf(stderr, "\rstep %lld of %lld, loss %.4f ", (long long)step + 1, (long long)end,
                     loss / (double)(tokens ? tokens : 1));
         MOE_TRY_GOTO(agree_to_stop(c->world, (double)o->timeout_s, stopped));
     }
@@ -138,15 +143,17 @@ static int capture(struct capture *c, const struct options *o, bool *stopped)
 {
     MOE_TRY(moe_scenario_load(o->scenario, &c->scenario));
     MOE_TRY(moe_lower(c->scenario, &c->s));
-    MOE_TRY(moe_data_load(o->data, &c->data));
+    MOE_TRY(moe_data_load(o->data, c->scenario->sequence, &c->data));
     MOE_TRY(moe_device_cpu.open(&c->device));
     c->execute = (struct moe_execute_options){
         .timeout_s = (double)o->timeout_s, .seed = (uint64_t)o->seed, .observe = moe_recorder_observe};
     MOE_TRY(moe_execute_open(c->s, c->device, c->world, &c->execute, &c->x));
+    if (o->load) MOE_TRY(moe_checkpoint_load(o->load, c->x));
     struct moe_run run = {c->s, &c->data, c->scenario->text, MOESIM_VERSION, o->steps, (uint64_t)o->seed};
     MOE_TRY(moe_recorder_open(o->output, &run, c->world->rank, &c->recorder));
     c->execute.ctx = c->recorder;
-    return train(c, o, stopped);
+    MOE_TRY(train(c, o, stopped));
+    return o->save ? moe_checkpoint_save(o->save, c->x) : MOE_OK;
 }
 
 int main(int argc, char **argv)

@@ -82,18 +82,42 @@ void moe_recorder_observe(void *recorder, const struct moe_executed *e)
     snprintf(op->kind, sizeof op->kind, "%s", moe_op_kind_text[e->op->kind]);
 }
 
-/* Routing enters where a TOPK kernel writes its second output, the expert ids. */
+/* The content of what `op` writes as its output i. */
+static const void *written(const struct moe_recorder *r, const struct moe_execution *x,
+                           const struct moe_op *op, int i, int layer, int64_t *n)
+{
+    return moe_execute_buffer(x, op->writes[i].buffer, moe_slot(r->s, op->writes[i], layer), n);
+}
+
+/* Routing enters where a TOPK kernel writes its second output, the expert ids... */
 static int add_routing(struct moe_recorder *r, const struct moe_execution *x, int64_t step,
-                       const struct moe_block *block, int layer)
+                       const struct moe_op *op, int layer)
+{
+    int64_t n;
+    const int32_t *ids = written(r, x, op, 1, layer, &n);
+    if (!ids) return MOE_EFAILED;
+    return moe_store_add_routing(r->store, step, layer, r->rank, n / r->s->top_k, r->s->top_k, ids);
+}
+
+/* ... and of its rows a LIMIT kernel keeps its third. */
+static int add_dropped(struct moe_recorder *r, const struct moe_execution *x, int64_t step,
+                       const struct moe_op *op, int layer)
+{
+    int64_t n, dropped = r->s->tokens[r->rank] * r->s->top_k;
+    const int64_t *kept = written(r, x, op, 2, layer, &n);
+    if (!kept) return MOE_EFAILED;
+    for (int64_t e = 0; e < n; e++) dropped -= kept[e];
+    return moe_store_add_dropped(r->store, step, layer, r->rank, dropped);
+}
+
+static int add_layer(struct moe_recorder *r, const struct moe_execution *x, int64_t step,
+                     const struct moe_block *block, int layer)
 {
     for (int o = 0; o < block->n_ops; o++) {
         const struct moe_op *op = &block->ops[o];
-        if (op->kind != MOE_KERNEL || op->kernel != MOE_K_TOPK) continue;
-        int64_t n;
-        const int32_t *ids =
-            moe_execute_buffer(x, op->writes[1].buffer, moe_slot(r->s, op->writes[1], layer), &n);
-        if (!ids) return MOE_EFAILED;
-        MOE_TRY(moe_store_add_routing(r->store, step, layer, r->rank, n / r->s->top_k, r->s->top_k, ids));
+        if (op->kind != MOE_KERNEL) continue;
+        if (op->kernel == MOE_K_TOPK) MOE_TRY(add_routing(r, x, step, op, layer));
+        if (op->kernel == MOE_K_LIMIT) MOE_TRY(add_dropped(r, x, step, op, layer));
     }
     return MOE_OK;
 }
@@ -105,7 +129,7 @@ int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int
     const int64_t tokens = r->s->tokens[r->rank];
     MOE_TRY(moe_store_begin(r->store));
     for (int i = 0; i < role->n_instances; i++)
-        MOE_TRY(add_routing(r, x, step, &role->blocks[role->itinerary[i].block], role->itinerary[i].layer));
+        MOE_TRY(add_layer(r, x, step, &role->blocks[role->itinerary[i].block], role->itinerary[i].layer));
     for (int i = 0; i < r->n_ops; i++) {
         r->ops[i].step = step;
         MOE_TRY(moe_store_add_op(r->store, &r->ops[i]));

@@ -25,7 +25,8 @@ void moe_recorder_close(struct moe_recorder *r);
 void moe_recorder_observe(void *recorder, const struct moe_executed *e);
 
 /* Writes, as one transaction, the operations observed since the last call, the routing that the step's TOPK
- * kernels left in x, and the loss (sum over local tokens, nats). Errors: those of the store. */
+ * kernels left in x, how many rows its LIMIT kernels dropped, and the loss (sum over local tokens, nats).
+ * Errors: those of the store. */
 int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int64_t step, double loss,
                       int64_t wall_ns);
 

@@ -56,8 +56,7 @@ void *moe_grow(void *items, int *cap, int need, size_t size)
 {
     if (need <= *cap) return items;
     int64_t wide = *cap ? *cap : 8;
-    while (wide < need)
-        wide *= 2;
+    while (wide < need) wide *= 2;
     moe_assert(wide <= INT32_MAX);
     void *p = realloc(items, (size_t)wide * size);
     if (!p) {
@@ -85,8 +84,7 @@ uint64_t moe_hash64(uint64_t x)
 uint64_t moe_hash_name(const char *name)
 {
     uint64_t h = 0xcbf29ce484222325u;
-    for (; *name; name++)
-        h = (h ^ (unsigned char)*name) * 0x100000001b3u;
+    for (; *name; name++) h = (h ^ (unsigned char)*name) * 0x100000001b3u;
     return h;
 }
 
@@ -101,13 +99,13 @@ static const struct suffix {
     enum moe_unit unit;
     double factor;
 } suffixes[] = {
-    {"B/s", MOE_UNIT_BPS, 1},         {"kB/s", MOE_UNIT_BPS, 1e3},     {"MB/s", MOE_UNIT_BPS, 1e6},
-    {"GB/s", MOE_UNIT_BPS, 1e9},      {"TB/s", MOE_UNIT_BPS, 1e12},    {"Gb/s", MOE_UNIT_BPS, 1e9 / 8},
-    {"s", MOE_UNIT_SECONDS, 1},       {"ms", MOE_UNIT_SECONDS, 1e-3},  {"us", MOE_UNIT_SECONDS, 1e-6},
-    {"ns", MOE_UNIT_SECONDS, 1e-9},   {"FLOP/s", MOE_UNIT_FLOPS, 1},   {"MFLOP/s", MOE_UNIT_FLOPS, 1e6},
+    {"B/s", MOE_UNIT_BPS, 1},         {"kB/s", MOE_UNIT_BPS, 1e3},       {"MB/s", MOE_UNIT_BPS, 1e6},
+    {"GB/s", MOE_UNIT_BPS, 1e9},      {"TB/s", MOE_UNIT_BPS, 1e12},      {"Gb/s", MOE_UNIT_BPS, 1e9 / 8},
+    {"s", MOE_UNIT_SECONDS, 1},       {"ms", MOE_UNIT_SECONDS, 1e-3},    {"us", MOE_UNIT_SECONDS, 1e-6},
+    {"ns", MOE_UNIT_SECONDS, 1e-9},   {"FLOP/s", MOE_UNIT_FLOPS, 1},     {"MFLOP/s", MOE_UNIT_FLOPS, 1e6},
     {"GFLOP/s", MOE_UNIT_FLOPS, 1e9}, {"TFLOP/s", MOE_UNIT_FLOPS, 1e12}, {"PFLOP/s", MOE_UNIT_FLOPS, 1e15},
-    {"B", MOE_UNIT_BYTES, 1},         {"kB", MOE_UNIT_BYTES, 1e3},     {"MB", MOE_UNIT_BYTES, 1e6},
-    {"GB", MOE_UNIT_BYTES, 1e9},      {"TB", MOE_UNIT_BYTES, 1e12},    {"GiB", MOE_UNIT_BYTES, 0x1p30},
+    {"B", MOE_UNIT_BYTES, 1},         {"kB", MOE_UNIT_BYTES, 1e3},       {"MB", MOE_UNIT_BYTES, 1e6},
+    {"GB", MOE_UNIT_BYTES, 1e9},      {"TB", MOE_UNIT_BYTES, 1e12},      {"GiB", MOE_UNIT_BYTES, 0x1p30},
     {"MiB", MOE_UNIT_BYTES, 0x1p20},  {"KiB", MOE_UNIT_BYTES, 0x1p10},
 };
 
@@ -121,8 +119,7 @@ int moe_parse_quantity(const char *text, enum moe_unit unit, double *out)
     if (end == text || !isfinite(number))
         return moe_fail(MOE_EINPUT, "'%s' is not a quantity (write 50 %s)", text, example[unit]);
     if (number < 0) return moe_fail(MOE_EINPUT, "'%s' is negative", text);
-    while (*end == ' ')
-        end++;
+    while (*end == ' ') end++;
     if (!*end) return moe_fail(MOE_EINPUT, "no unit in '%s' (write %g %s)", text, number, example[unit]);
     for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
         if (suffixes[i].unit != unit || strcmp(suffixes[i].text, end) != 0) continue;
@@ -144,8 +141,7 @@ static int edit_distance(const char *a, const char *b)
 {
     int row[MOE_NAME + 1];
     int na = (int)strnlen(a, MOE_NAME), nb = (int)strnlen(b, MOE_NAME);
-    for (int j = 0; j <= nb; j++)
-        row[j] = j;
+    for (int j = 0; j <= nb; j++) row[j] = j;
     for (int i = 1; i <= na; i++) {
         int diagonal = row[0];
         row[0] = i;
