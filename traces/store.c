@@ -17,13 +17,15 @@
 
 /* clang-format off */
 static const char schema[] =
-    "PRAGMA journal_mode = MEMORY; BEGIN;" /* a file that fails is thrown away */
+    "PRAGMA page_size = 16384; PRAGMA journal_mode = MEMORY; BEGIN;" /* a file that fails is thrown away */
     "PRAGMA application_id = " TEXT(MOE_STORE_APPLICATION_ID) ";"
     "PRAGMA user_version = " TEXT(MOE_STORE_VERSION) ";"
     "CREATE TABLE run(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
     "CREATE TABLE rank(rank INTEGER PRIMARY KEY, tokens INTEGER NOT NULL, pid INTEGER NOT NULL);"
     "CREATE TABLE routing(step INTEGER NOT NULL, layer INTEGER NOT NULL, rank INTEGER NOT NULL,"
     " n_tokens INTEGER NOT NULL, top_k INTEGER NOT NULL, ids BLOB NOT NULL, PRIMARY KEY(step, layer, rank));"
+    "CREATE TABLE dropped(step INTEGER NOT NULL, layer INTEGER NOT NULL, rank INTEGER NOT NULL,"
+    " n_rows INTEGER NOT NULL, PRIMARY KEY(step, layer, rank)) WITHOUT ROWID;"
     "CREATE TABLE op(step INTEGER NOT NULL, rank INTEGER NOT NULL, layer INTEGER NOT NULL,"
     " block INTEGER NOT NULL, op INTEGER NOT NULL, entry_ns INTEGER NOT NULL, start_ns INTEGER NOT NULL,"
     " end_ns INTEGER NOT NULL, bytes INTEGER NOT NULL, label TEXT NOT NULL, kind TEXT NOT NULL);"
@@ -31,8 +33,10 @@ static const char schema[] =
     "CREATE TABLE step(step INTEGER NOT NULL, rank INTEGER NOT NULL, wall_ns INTEGER NOT NULL, loss REAL,"
     " PRIMARY KEY(step, rank)) WITHOUT ROWID;"
     "CREATE TABLE result(id INTEGER PRIMARY KEY, intra_bytes INTEGER NOT NULL, inter_bytes INTEGER NOT NULL,"
-    " step_us REAL NOT NULL, compute_us REAL NOT NULL, exposed_us REAL NOT NULL, waiting_us REAL NOT NULL,"
-    " host_us REAL NOT NULL, scenario TEXT NOT NULL, topology TEXT NOT NULL, dispatcher TEXT NOT NULL);"
+    " expert_parallel INTEGER NOT NULL, step_us REAL NOT NULL, compute_us REAL NOT NULL,"
+    " exposed_us REAL NOT NULL, waiting_us REAL NOT NULL, host_us REAL NOT NULL, capacity REAL NOT NULL,"
+    " dropped_share REAL NOT NULL, scenario TEXT NOT NULL, topology TEXT NOT NULL, dispatcher TEXT NOT NULL,"
+    " rank_order TEXT NOT NULL);"
     "COMMIT; PRAGMA journal_mode = WAL";
 
 #define QUERIES(X) \
@@ -42,6 +46,10 @@ static const char schema[] =
         X(ADD_ROUTING,  "INSERT INTO routing VALUES(?, ?, ?, ?, ?, ?)") \
         X(ROUTING,      "SELECT n_tokens, top_k, ids FROM routing" \
                         " WHERE step = ? AND layer = ? AND rank = ?") \
+        X(EACH_ROUTING, "SELECT step, layer, rank FROM routing WHERE step BETWEEN ? AND ? AND step IN" \
+                        " (SELECT step FROM step GROUP BY step HAVING COUNT(*) = ?)" \
+                        " ORDER BY rank, step, layer") \
+        X(ADD_DROPPED,  "INSERT INTO dropped VALUES(?, ?, ?, ?)") \
         X(ADD_OP,       "INSERT INTO op VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") \
         X(EACH_OP,      "SELECT step, rank, layer, block, op, entry_ns, start_ns, end_ns, bytes, label," \
                         " kind FROM op WHERE step BETWEEN ? AND ? ORDER BY step, rank, rowid") \
@@ -49,11 +57,13 @@ static const char schema[] =
         X(COMPLETE,     "SELECT step, MAX(wall_ns), AVG(loss), COUNT(loss) FROM step GROUP BY step" \
                         " HAVING COUNT(*) = ? ORDER BY step") \
         X(COUNTS,       "SELECT (SELECT COUNT(*) FROM rank), (SELECT COUNT(*) FROM routing)," \
-                        " (SELECT COUNT(*) FROM op), (SELECT COUNT(*) FROM result)") \
-        X(ADD_RESULT,   "INSERT INTO result VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") \
+                        " (SELECT COUNT(*) FROM op), (SELECT COUNT(*) FROM result)," \
+                        " (SELECT SUM(n_rows) FROM dropped)") \
+        X(ADD_RESULT,   "INSERT INTO result VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") \
         X(CLEAR_RESULTS,"DELETE FROM result") \
-        X(EACH_RESULT,  "SELECT intra_bytes, inter_bytes, step_us, compute_us, exposed_us, waiting_us," \
-                        " host_us, scenario, topology, dispatcher FROM result ORDER BY id")
+        X(EACH_RESULT,  "SELECT intra_bytes, inter_bytes, expert_parallel, step_us, compute_us, exposed_us," \
+                        " waiting_us, host_us, capacity, dropped_share, scenario, topology, dispatcher," \
+                        " rank_order FROM result ORDER BY id")
 /* clang-format on */
 #define X(name, text) Q_##name,
 enum query { QUERIES(X) QUERY_COUNT };
@@ -143,6 +153,7 @@ static int create(const char *path)
     return err;
 }
 
+/* Reads at once: only then does the connection hold the lock that tells a merge that the file is in use. */
 static int enter_wal(struct moe_store *s)
 {
     char *journal = NULL;
@@ -150,13 +161,13 @@ static int enter_wal(struct moe_store *s)
     if (err == MOE_OK && journal && strcmp(journal, "wal") != 0)
         err = moe_store_exec(s, "PRAGMA journal_mode = MEMORY; PRAGMA journal_mode = WAL", NULL);
     free(journal);
-    return err < 0 ? err : moe_store_exec(s, "PRAGMA synchronous = NORMAL", NULL);
+    return err < 0 ? err : moe_store_exec(s, "PRAGMA synchronous = NORMAL; PRAGMA user_version", NULL);
 }
 
 int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store **out)
 {
     *out = NULL;
-    if (mode == MOE_STORE_CREATE) MOE_TRY(create(path));
+    if (mode >= MOE_STORE_CREATE) MOE_TRY(create(path));
     MOE_TRY(moe_store_check_file(path));
     struct moe_store *s = moe_alloc(1, sizeof *s);
     s->path = moe_store_join(path, "");
@@ -166,7 +177,10 @@ int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store 
     /* SQLite falls back to reading when it may not write. */
     if (mode != MOE_STORE_READ && sqlite3_db_readonly(s->db, "main"))
         MOE_TRY_GOTO(moe_fail(MOE_EFAILED, "%s: not writable", path));
-    if (mode != MOE_STORE_READ) MOE_TRY_GOTO(enter_wal(s));
+    if (mode == MOE_STORE_BUILD)
+        MOE_TRY_GOTO(moe_store_exec(s, "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = FULL", NULL));
+    else if (mode != MOE_STORE_READ)
+        MOE_TRY_GOTO(enter_wal(s));
     for (int i = 0; i < QUERY_COUNT; i++) /* also finds out whether the tables are there */
         MOE_TRY_GOTO(check(
             s, sqlite3_prepare_v3(s->db, query_text[i], -1, SQLITE_PREPARE_PERSISTENT, &s->query[i], NULL)));
@@ -294,6 +308,34 @@ int moe_store_routing(struct moe_store *s, int64_t step, int layer, int rank, in
     return err;
 }
 
+int moe_store_each_routing(struct moe_store *s, int64_t step_from, int64_t step_to,
+                           int (*fn)(void *ctx, int64_t step, int layer, int rank), void *ctx)
+{
+    struct moe_store_info info;
+    MOE_TRY(moe_store_info(s, &info));
+    sqlite3_stmt *q = bound(s, Q_EACH_ROUTING, INTS(step_from, step_to, info.n_ranks));
+    int more;
+    while ((more = next(s, q)) > 0) {
+        more = fn(ctx, sqlite3_column_int64(q, 0), sqlite3_column_int(q, 1), sqlite3_column_int(q, 2));
+        if (more < 0) break;
+    }
+    sqlite3_reset(q);
+    return more;
+}
+
+int moe_store_add_routed(struct moe_store *s)
+{
+    return moe_store_exec(s,
+                          "INSERT INTO rank SELECT rank, MAX(n_tokens), 0 FROM routing GROUP BY rank;"
+                          "INSERT INTO step SELECT DISTINCT step, rank, 0, NULL FROM routing",
+                          NULL);
+}
+
+int moe_store_add_dropped(struct moe_store *s, int64_t step, int layer, int rank, int64_t n_rows)
+{
+    return next(s, bound(s, Q_ADD_DROPPED, INTS(step, layer, rank, n_rows)));
+}
+
 int moe_store_add_op(struct moe_store *s, const struct moe_store_op *op)
 {
     sqlite3_stmt *q = bound(s, Q_ADD_OP,
@@ -379,6 +421,7 @@ int moe_store_info(struct moe_store *s, struct moe_store_info *out)
     out->n_routing = sqlite3_column_int64(q, 1);
     out->n_ops = sqlite3_column_int64(q, 2);
     out->n_results = sqlite3_column_int64(q, 3);
+    out->n_dropped = sqlite3_column_int64(q, 4);
     sqlite3_reset(q);
     MOE_TRY(get_number(s, "ranks", INT32_MAX, &ranks));
     MOE_TRY(get_number(s, "layers", INT32_MAX, &layers));
@@ -398,12 +441,12 @@ int moe_store_info(struct moe_store *s, struct moe_store_info *out)
 
 int moe_store_add_result(struct moe_store *s, const struct moe_store_result *r)
 {
-    sqlite3_stmt *q = bound(s, Q_ADD_RESULT, INTS(r->intra_bytes, r->inter_bytes));
-    const double time_us[] = {r->step_us, r->compute_us, r->exposed_us, r->waiting_us, r->host_us};
-    for (int i = 0; i < 5; i++) sqlite3_bind_double(q, 3 + i, time_us[i]);
-    bind_text(q, 8, r->scenario);
-    bind_text(q, 9, r->topology);
-    bind_text(q, 10, r->dispatcher);
+    sqlite3_stmt *q = bound(s, Q_ADD_RESULT, INTS(r->intra_bytes, r->inter_bytes, r->expert_parallel));
+    const double real[] = {r->step_us, r->compute_us, r->exposed_us,   r->waiting_us,
+                           r->host_us, r->capacity,   r->dropped_share};
+    const char *const text[] = {r->scenario, r->topology, r->dispatcher, r->rank_order};
+    for (int i = 0; i < 7; i++) sqlite3_bind_double(q, 4 + i, real[i]);
+    for (int i = 0; i < 4; i++) bind_text(q, 11 + i, text[i]);
     return next(s, q);
 }
 
@@ -421,15 +464,19 @@ int moe_store_each_result(struct moe_store *s, int (*fn)(void *ctx, const struct
         struct moe_store_result r = {
             .intra_bytes = sqlite3_column_int64(q, 0),
             .inter_bytes = sqlite3_column_int64(q, 1),
-            .step_us = sqlite3_column_double(q, 2),
-            .compute_us = sqlite3_column_double(q, 3),
-            .exposed_us = sqlite3_column_double(q, 4),
-            .waiting_us = sqlite3_column_double(q, 5),
-            .host_us = sqlite3_column_double(q, 6),
+            .expert_parallel = sqlite3_column_int64(q, 2),
+            .step_us = sqlite3_column_double(q, 3),
+            .compute_us = sqlite3_column_double(q, 4),
+            .exposed_us = sqlite3_column_double(q, 5),
+            .waiting_us = sqlite3_column_double(q, 6),
+            .host_us = sqlite3_column_double(q, 7),
+            .capacity = sqlite3_column_double(q, 8),
+            .dropped_share = sqlite3_column_double(q, 9),
         };
-        copy_text(r.scenario, sizeof r.scenario, q, 7);
-        copy_text(r.topology, sizeof r.topology, q, 8);
-        copy_text(r.dispatcher, sizeof r.dispatcher, q, 9);
+        copy_text(r.scenario, sizeof r.scenario, q, 10);
+        copy_text(r.topology, sizeof r.topology, q, 11);
+        copy_text(r.dispatcher, sizeof r.dispatcher, q, 12);
+        copy_text(r.rank_order, sizeof r.rank_order, q, 13);
         more = fn(ctx, &r);
         if (more < 0) break;
     }

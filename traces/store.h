@@ -11,13 +11,17 @@
 
 struct moe_store;
 
-enum moe_store_mode { MOE_STORE_READ, MOE_STORE_WRITE, MOE_STORE_CREATE }; /* CREATE replaces a file */
+/* CREATE replaces a file. BUILD too, and keeps no log: for a file that is thrown away when it fails. */
+enum moe_store_mode { MOE_STORE_READ, MOE_STORE_WRITE, MOE_STORE_CREATE, MOE_STORE_BUILD };
 
 /* Errors: MOE_EINPUT when the file is absent, no moesim store (application_id), or of a newer version (says
  * which); MOE_EFAILED for what SQLite reports. */
 int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store **out);
 void moe_store_close(struct moe_store *s);
 bool moe_store_probe(const char *path); /* is this file a moesim store? */
+/* Gives the closed store `from` the name `to`, which it replaces, on disk. */
+int moe_store_rename(const char *from, const char *to);
+void moe_store_remove(const char *path); /* with its logs */
 
 /* The run: key and value, e.g. "scenario" (YAML text), "seed", "data_bytes", "version"; the same on every
  * rank. moe_store_info reads "layers", "experts", "top_k", "steps" (asked for) and "ranks" (the merge writes
@@ -41,6 +45,16 @@ int moe_store_add_routing(struct moe_store *s, int64_t step, int layer, int rank
 /* *ids is [T, K], to be freed; NULL when absent. */
 int moe_store_routing(struct moe_store *s, int64_t step, int layer, int rank, int64_t *n_tokens, int *top_k,
                       int32_t **ids);
+/* Calls fn for every routing of the complete steps, in order of (rank, step, layer); stops at the first
+ * negative result. fn may call moe_store_routing. */
+int moe_store_each_routing(struct moe_store *s, int64_t step_from, int64_t step_to,
+                           int (*fn)(void *ctx, int64_t step, int layer, int rank), void *ctx);
+/* Adds, for routing that no capture of ours recorded, its ranks (process id 0) and its steps (0 ns, loss
+ * NaN). */
+int moe_store_add_routed(struct moe_store *s);
+
+/* Rows of (step, layer, rank) that its capacity rule dropped. */
+int moe_store_add_dropped(struct moe_store *s, int64_t step, int layer, int rank, int64_t n_rows);
 
 struct moe_store_op {
     int64_t step;
@@ -64,6 +78,7 @@ struct moe_store_info {
     int n_ranks, n_layers, n_experts, top_k;
     int64_t steps_complete, first_step, last_step; /* of the complete ones; first > last: none */
     int64_t n_routing, n_ops, n_results;
+    int64_t n_dropped;            /* rows, in all steps, layers and ranks */
     int64_t steps_asked;          /* "steps" of the run; 0: not a capture */
     bool complete;                /* steps_complete == steps_asked > 0 */
     double first_loss, last_loss; /* mean over ranks, of the first and last complete step */
@@ -76,19 +91,22 @@ struct moe_store_result {
     char scenario[2 * MOE_NAME], topology[MOE_NAME], dispatcher[MOE_NAME];
     double step_us, compute_us, exposed_us, waiting_us, host_us;
     int64_t intra_bytes, inter_bytes;
+    int64_t expert_parallel;
+    double capacity, dropped_share; /* factor, 0: no limit; of the rows that routing chose */
+    char rank_order[MOE_NAME];
 };
 int moe_store_add_result(struct moe_store *s, const struct moe_store_result *r);
 int moe_store_clear_results(struct moe_store *s);
 int moe_store_each_result(struct moe_store *s, int (*fn)(void *ctx, const struct moe_store_result *r),
                           void *ctx);
 
-/* Merges the files of the ranks (path.rank0, path.rank1, ...) into a new store at `path`, which appears whole
- * or not at all (written beside and renamed). The rank files are deleted only after that.
+/* Merges the files of the ranks (prefix.rank0, prefix.rank1, ...) into a new store at `path`, which appears
+ * whole or not at all (written beside and renamed). The rank files are deleted only after that.
  *
  * Result: every row that a rank committed, also after the ranks were killed.
  *
- * Errors: MOE_EINPUT naming the rank file that is missing, broken or of another run; MOE_EFAILED when the
- * merged file cannot be written. Then nothing changed. */
-int moe_store_merge(const char *path, int n_ranks);
+ * Errors: MOE_EINPUT naming the rank file that is missing, broken or of another run; MOE_EFAILED when a rank
+ * still has its file open after 5 seconds, or the merged file cannot be written. Then nothing changed. */
+int moe_store_merge(const char *prefix, int n_ranks, const char *path);
 
 #endif

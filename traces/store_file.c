@@ -36,12 +36,27 @@ void moe_store_remove(const char *path)
     unlink(path);
 }
 
+/* What was renamed is on disk when its folder is. Best effort, as in SQLite: some file systems refuse. */
+static void sync_folder(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *folder = moe_store_join(slash ? path : ".", "");
+    if (slash) folder[slash - path + 1] = '\0';
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        fsync(fd);
+        close(fd);
+    }
+    free(folder);
+}
+
 int moe_store_rename(const char *from, const char *to)
 {
     /* The log of a killed writer would be applied to whatever file has the name next. */
     remove_logs(to);
-    if (rename(from, to) == 0) return MOE_OK;
-    return moe_fail(MOE_EFAILED, "%s: %s", to, strerror(errno));
+    if (rename(from, to) < 0) return moe_fail(MOE_EFAILED, "%s: %s", to, strerror(errno));
+    sync_folder(to);
+    return MOE_OK;
 }
 
 /* ---- the file's header: sqlite.org/fileformat.html ---- */
@@ -102,19 +117,34 @@ int moe_store_check_file(const char *path)
 
 /* ---- merge ---- */
 
-static char *part_path(const char *path, int rank)
+static char *part_path(const char *prefix, int rank)
 {
     char suffix[24];
     snprintf(suffix, sizeof suffix, ".rank%d", rank);
-    return moe_store_join(path, suffix);
+    return moe_store_join(prefix, suffix);
 }
 
-/* Opening for writing lets SQLite recover what a killed writer left. */
+/* Opening for writing lets SQLite recover what a killed writer left. Then the file leaves WAL mode, which it
+ * does only when nobody else has it open: ranks live on for a moment when their mpirun is killed, and for
+ * long when only moesim is. */
+static int open_alone(const char *part, struct moe_store **out)
+{
+    enum { TRIES = 100, WAIT_US = 50000 };
+    MOE_TRY(moe_store_open(part, MOE_STORE_WRITE, out));
+    int err = moe_store_exec(*out, "PRAGMA journal_mode = MEMORY", NULL);
+    for (int i = 1; err == MOE_EFAILED && i < TRIES; i++) {
+        usleep(WAIT_US);
+        err = moe_store_exec(*out, "PRAGMA journal_mode = MEMORY", NULL);
+    }
+    if (err < 0) moe_store_close(*out);
+    return err == MOE_EFAILED ? moe_fail(err, "%s (is its rank still running?)", moe_error()) : err;
+}
+
 static int check_part(const char *part)
 {
     struct moe_store *s;
     char *text = NULL;
-    MOE_TRY(moe_store_open(part, MOE_STORE_WRITE, &s));
+    MOE_TRY(open_alone(part, &s));
     int err = moe_store_exec(s, "PRAGMA quick_check(1)", &text);
     if (err == MOE_OK && (!text || strcmp(text, "ok") != 0))
         err = moe_fail(MOE_EINPUT, "%s: broken: %s", part, text ? text : "no answer");
@@ -140,6 +170,7 @@ static int merge_part(struct moe_store *out, const char *part)
                                 "INSERT OR IGNORE INTO run SELECT * FROM part.run;"
                                 "INSERT INTO rank SELECT * FROM part.rank;"
                                 "INSERT INTO routing SELECT * FROM part.routing;"
+                                "INSERT INTO dropped SELECT * FROM part.dropped;"
                                 "INSERT INTO op SELECT * FROM part.op ORDER BY rowid;"
                                 "INSERT INTO step SELECT * FROM part.step;"
                                 "COMMIT; DETACH part",
@@ -150,19 +181,17 @@ done:
     return err < 0 ? moe_fail(err, "%s: not merged: %s", part, moe_error()) : err;
 }
 
-int moe_store_merge(const char *path, int n_ranks)
+int moe_store_merge(const char *prefix, int n_ranks, const char *path)
 {
     char *partial = moe_store_join(path, ".partial"), ranks[16];
     struct moe_store *out = NULL;
     snprintf(ranks, sizeof ranks, "%d", n_ranks);
     int err;
-    MOE_TRY_GOTO(moe_store_open(partial, MOE_STORE_CREATE, &out));
-    /* Not in WAL mode, so that every failure shows at a commit and none at the close; without a journal on
-     * disk, since a file that fails is thrown away. */
-    MOE_TRY_GOTO(moe_store_exec(out, "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = FULL", NULL));
+    /* Without a log every failure shows at a commit and none at the close. */
+    MOE_TRY_GOTO(moe_store_open(partial, MOE_STORE_BUILD, &out));
     MOE_TRY_GOTO(moe_store_put(out, "ranks", ranks));
     for (int r = 0; r < n_ranks; r++) {
-        char *part = part_path(path, r);
+        char *part = part_path(prefix, r);
         err = check_part(part);
         if (err == MOE_OK) err = merge_part(out, part);
         free(part);
@@ -172,7 +201,7 @@ int moe_store_merge(const char *path, int n_ranks)
     out = NULL;
     MOE_TRY_GOTO(moe_store_rename(partial, path));
     for (int r = 0; r < n_ranks; r++) {
-        char *part = part_path(path, r);
+        char *part = part_path(prefix, r);
         moe_store_remove(part);
         free(part);
     }

@@ -15,9 +15,6 @@
 int moe_store_exec(struct moe_store *s, const char *sql, char **first);
 
 char *moe_store_join(const char *path, const char *suffix); /* path and suffix in one, to be freed */
-void moe_store_remove(const char *path);                    /* with its logs */
-/* Gives the closed store `from` the name `to`. */
-int moe_store_rename(const char *from, const char *to);
 /* Errors: MOE_EINPUT when the file is no store that this program reads, or is shorter than its header says.
  */
 int moe_store_check_file(const char *path);
