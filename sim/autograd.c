@@ -8,7 +8,8 @@
 #include <string.h>
 
 /* A backward operation of `f` that serves the reads in the mask; the rule fills in what differs. */
-static struct moe_op backward_of(int forward, const struct moe_op *f, uint32_t serves, const char *suffix)
+static struct moe_op backward_of(struct moe_builder *b, int forward, const struct moe_op *f, uint32_t serves,
+                                 const char *suffix)
 {
     struct moe_op op = {.kind = f->kind, .kernel = f->kernel, .collective = f->collective, .comm = f->comm};
     op.type = f->type;
@@ -16,7 +17,9 @@ static struct moe_op backward_of(int forward, const struct moe_op *f, uint32_t s
     op.group = f->group;
     op.n_dims = f->n_dims;
     memcpy(op.dims, f->dims, sizeof op.dims);
-    op.bytes = MOE_UNSET;
+    op.flops = f->flops ? moe_mul(b, f->flops, moe_const(b, 2)) : MOE_UNSET; /* two products for one */
+    op.divisor = f->divisor;
+    op.factor = f->factor;
     op.of_block = forward;
     op.of_id = f->id;
     op.serves = serves;
@@ -45,14 +48,14 @@ static void backward_gemm(struct moe_builder *b, int block, const struct moe_op 
     struct moe_ref dc = moe_grad_in(b, f->writes[0]);
     int m = f->dims[0], n = f->dims[1], k = f->dims[2];
     if (f->needs_grad & 1) {
-        struct moe_op op = backward_of(block, f, 1, "");
+        struct moe_op op = backward_of(b, block, f, 1, "");
         set_lists(&op, LISTS(MOE_READS(dc, f->reads[1]), MOE_WRITES(moe_grad_out(b, f->reads[0]))));
         set_dims(&op, m, k, n);
         op.trans_b = !f->trans_b;
         moe_emit(b, op);
     }
     if (f->needs_grad & 2) {
-        struct moe_op op = backward_of(block, f, 2, "_w");
+        struct moe_op op = backward_of(b, block, f, 2, "_w");
         struct moe_ref left = f->trans_b ? dc : f->reads[0], right = f->trans_b ? f->reads[0] : dc;
         set_lists(&op, LISTS(MOE_READS(left, right), MOE_WRITES(moe_grad_out(b, f->reads[1]))));
         set_dims(&op, f->trans_b ? n : k, f->trans_b ? k : n, m);
@@ -67,65 +70,66 @@ static void backward_grouped(struct moe_builder *b, int block, const struct moe_
     moe_assert(!f->trans_b);
     struct moe_ref dc = moe_grad_in(b, f->writes[0]);
     if (f->needs_grad & 1) {
-        struct moe_op op = backward_of(block, f, 1, "");
+        struct moe_op op = backward_of(b, block, f, 1, "");
         set_lists(&op, LISTS(MOE_READS(dc, f->reads[1]), MOE_WRITES(moe_grad_out(b, f->reads[0]))));
         set_dims(&op, f->dims[0], f->dims[2], f->dims[1]);
         op.trans_b = true;
         moe_emit(b, op);
     }
     if (f->needs_grad & 2) {
-        struct moe_op op = backward_of(block, f, 2, "_w");
+        struct moe_op op = backward_of(b, block, f, 2, "_w");
         op.kernel = MOE_K_GROUPED_WGRAD;
         set_lists(&op, LISTS(MOE_READS(f->reads[0], dc), MOE_WRITES(moe_grad_out(b, f->reads[1]))));
         moe_emit(b, op);
     }
 }
 
-static void backward_combine(struct moe_builder *b, int block, const struct moe_op *f)
-{
-    struct moe_op op = backward_of(block, f, 7, "");
-    op.kernel = MOE_K_COMBINE_BWD;
-    const struct moe_ref *r = f->reads;
-    struct moe_ref dx = moe_grad_out(b, r[0]), drows = moe_grad_out(b, r[1]), dprob = moe_grad_out(b, r[2]);
-    set_lists(&op, LISTS(MOE_READS(moe_grad_in(b, f->writes[0]), r[1], r[2], r[3], r[4]),
-                         MOE_WRITES(dx, drows, dprob)));
-    moe_emit(b, op);
-}
-
-/* Kernels with one differentiable read: which kernel undoes them, and what that reads beside the gradient of
- * writes[0]. */
-static const struct simple_rule {
+/* Other kernels: what undoes them, what that reads, and which reads of the forward its writes are gradients
+ * of. */
+enum { R0, R1, R2, R3, W0, DW0, END }; /* a read, the first write, or its gradient */
+static const struct rule {
     enum moe_kernel forward, backward;
-    int wrt;           /* the read that needs the gradient */
-    int before, after; /* reads of the forward to hand over before and after the gradient, -1: none */
-    bool output;       /* hand over writes[0] instead of a read, before the gradient */
-} simple_rules[] = {
-    {MOE_K_EMBED, MOE_K_EMBED_BWD, 1, 0, -1, false},
-    {MOE_K_TOPK, MOE_K_TOPK_BWD, 0, -1, -1, true},
-    {MOE_K_PERMUTE, MOE_K_PERMUTE_BWD, 0, -1, 1, false},
-    {MOE_K_SORT_ROWS, MOE_K_UNSORT_ROWS, 0, -1, 1, false},
-    {MOE_K_UNSORT_ROWS, MOE_K_SORT_ROWS, 0, -1, 1, false},
-    {MOE_K_SWIGLU, MOE_K_SWIGLU_BWD, 0, 0, -1, false},
+    int reads[MOE_REFS], writes[3];
+} rules[] = {
+    {MOE_K_EMBED, MOE_K_EMBED_BWD, {R0, DW0, END}, {1, END}},
+    {MOE_K_RMSNORM, MOE_K_RMSNORM_BWD, {R0, R1, DW0, END}, {0, 1, END}},
+    {MOE_K_ATTENTION, MOE_K_ATTENTION_BWD, {R0, DW0, END}, {0, END}},
+    {MOE_K_ADD, MOE_K_ADD_BWD, {DW0, END}, {0, 1, END}},
+    {MOE_K_TOPK, MOE_K_TOPK_BWD, {W0, DW0, END}, {0, END}},
+    {MOE_K_AUX_LOSS, MOE_K_AUX_LOSS_BWD, {R1, END}, {0, END}},
+    {MOE_K_PERMUTE, MOE_K_PERMUTE_BWD, {DW0, R1, END}, {0, END}},
+    {MOE_K_SORT_ROWS, MOE_K_UNSORT_ROWS, {DW0, R1, END}, {0, END}},
+    {MOE_K_UNSORT_ROWS, MOE_K_SORT_ROWS, {DW0, R1, END}, {0, END}},
+    {MOE_K_SWIGLU, MOE_K_SWIGLU_BWD, {R0, DW0, END}, {0, END}},
+    {MOE_K_COMBINE, MOE_K_COMBINE_BWD, {R0, R1, R2, R3, DW0, END}, {0, 1, END}},
 };
 
-static void backward_simple(struct moe_builder *b, int block, const struct moe_op *f,
-                            const struct simple_rule *rule)
+static void backward_by_rule(struct moe_builder *b, int block, const struct moe_op *f,
+                             const struct rule *rule)
 {
-    struct moe_op op = backward_of(block, f, 1u << rule->wrt, "");
+    struct moe_op op = backward_of(b, block, f, 0, "");
     op.kernel = rule->backward;
-    if (rule->output) op.reads[op.n_reads++] = f->writes[0];
-    if (rule->before >= 0) op.reads[op.n_reads++] = f->reads[rule->before];
-    op.reads[op.n_reads++] = moe_grad_in(b, f->writes[0]);
-    if (rule->after >= 0) op.reads[op.n_reads++] = f->reads[rule->after];
-    op.writes[op.n_writes++] = moe_grad_out(b, f->reads[rule->wrt]);
+    for (int i = 0; rule->reads[i] != END; i++)
+        op.reads[op.n_reads++] = rule->reads[i] == DW0  ? moe_grad_in(b, f->writes[0])
+                                 : rule->reads[i] == W0 ? f->writes[0]
+                                                        : f->reads[rule->reads[i]];
+    for (int i = 0; rule->writes[i] != END; i++) {
+        op.writes[op.n_writes++] = moe_grad_out(b, f->reads[rule->writes[i]]);
+        op.serves |= 1u << rule->writes[i];
+    }
     moe_emit(b, op);
 }
 
-/* Gradients go back the way the data came. */
+/* Gradients go back the way the data came: what was gathered is summed where it came from, and the reverse.
+ */
 static void backward_collective(struct moe_builder *b, int block, const struct moe_op *f)
 {
-    moe_assert(f->collective == MOE_ALLTOALL);
-    struct moe_op op = backward_of(block, f, 1, "");
+    static const enum moe_collective reverse[] = {[MOE_ALLTOALL] = MOE_ALLTOALL,
+                                                  [MOE_ALLGATHER] = MOE_REDUCESCATTER,
+                                                  [MOE_REDUCESCATTER] = MOE_ALLGATHER};
+    moe_assert(f->collective != MOE_ALLREDUCE);
+    struct moe_op op = backward_of(b, block, f, 1, "");
+    op.collective = reverse[f->collective];
     op.send = f->recv;
     op.recv = f->send;
     set_lists(&op, LISTS(MOE_READS(moe_grad_in(b, f->writes[0])), MOE_WRITES(moe_grad_out(b, f->reads[0]))));
@@ -141,12 +145,11 @@ static void backward_op(struct moe_builder *b, int block, const struct moe_op *f
     switch (f->kernel) {
     case MOE_K_GEMM: backward_gemm(b, block, f); return;
     case MOE_K_GROUPED_GEMM: backward_grouped(b, block, f); return;
-    case MOE_K_COMBINE: backward_combine(b, block, f); return;
     default: break;
     }
-    for (size_t i = 0; i < sizeof simple_rules / sizeof *simple_rules; i++) {
-        if (simple_rules[i].forward != f->kernel) continue;
-        backward_simple(b, block, f, &simple_rules[i]);
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        if (rules[i].forward != f->kernel) continue;
+        backward_by_rule(b, block, f, &rules[i]);
         return;
     }
     moe_bug(__FILE__, __LINE__, "a forward operation without a backward rule");

@@ -73,6 +73,21 @@ int moe_mul(struct moe_builder *b, int x, int y)
     return new_expr(b, (struct moe_expr){MOE_EXPR_MUL, .a = x, .b = y});
 }
 
+int moe_min(struct moe_builder *b, int x, int y)
+{
+    return new_expr(b, (struct moe_expr){MOE_EXPR_MIN, .a = x, .b = y});
+}
+
+int moe_place(struct moe_builder *b, int comm)
+{
+    return new_expr(b, (struct moe_expr){MOE_EXPR_PLACE, .a = comm});
+}
+
+int moe_ceil(struct moe_builder *b, int x, int y, double factor)
+{
+    return new_expr(b, (struct moe_expr){MOE_EXPR_CEIL, .a = x, .b = y, .factor = factor});
+}
+
 int moe_new_symbol(struct moe_builder *b, const char *name, int buffer, bool by_row, struct moe_symbol like)
 {
     struct moe_schedule *s = b->s;
@@ -97,16 +112,30 @@ int moe_new_buffer(struct moe_builder *b, const char *name, enum moe_buffer_role
     return i;
 }
 
+static void add_param(struct moe_builder *b, const char *name, struct moe_param p)
+{
+    struct moe_schedule *s = b->s;
+    moe_copy_name(p.name, name);
+    int i = APPEND(s->params, s->n_params, s->cap_params);
+    s->params[i] = p;
+}
+
 int moe_new_param(struct moe_builder *b, const char *name, enum moe_type type, int slots, int extent,
                   struct moe_param like)
 {
-    struct moe_schedule *s = b->s;
     like.buffer = moe_new_buffer(b, name, MOE_BUF_PARAM, type, slots, extent);
     like.grad = moe_grad_in(b, moe_ref(like.buffer)).buffer;
-    moe_copy_name(like.name, name);
-    int i = APPEND(s->params, s->n_params, s->cap_params);
-    s->params[i] = like;
+    add_param(b, name, like);
     return like.buffer;
+}
+
+int moe_new_norm(struct moe_builder *b, const char *name, int replicas)
+{
+    int one = moe_const(b, 1), buffer = moe_new_buffer(b, name, MOE_BUF_NORM, MOE_F64, 1, one);
+    add_param(
+        b, name,
+        (struct moe_param){.buffer = -1, .grad = buffer, .replicas = replicas, .shard = -1, .divisor = one});
+    return buffer;
 }
 
 int moe_new_comm(struct moe_builder *b, const char *name, int n_groups, const int *key)

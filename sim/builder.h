@@ -28,6 +28,9 @@ int moe_sym(struct moe_builder *b, int symbol);
 int moe_sum(struct moe_builder *b, int symbol);
 int moe_add(struct moe_builder *b, int x, int y);
 int moe_mul(struct moe_builder *b, int x, int y);
+int moe_min(struct moe_builder *b, int x, int y);
+int moe_place(struct moe_builder *b, int comm);
+int moe_ceil(struct moe_builder *b, int x, int y, double factor); /* ceil(x / y * factor), 0 when y is 0 */
 
 /* A symbol over `buffer` (-1: known from the start); scope, comm, rows and cols as in `like`. */
 int moe_new_symbol(struct moe_builder *b, const char *name, int buffer, bool by_row, struct moe_symbol like);
@@ -37,6 +40,8 @@ int moe_new_buffer(struct moe_builder *b, const char *name, enum moe_buffer_role
  */
 int moe_new_param(struct moe_builder *b, const char *name, enum moe_type type, int slots, int extent,
                   struct moe_param like);
+/* A sum of squares, float64 [1], that must cover the ranks of the group in `replicas`. Returns the buffer. */
+int moe_new_norm(struct moe_builder *b, const char *name, int replicas);
 /* Ranks with the same key form a group, in ascending order. key [R], values 0 to n_groups - 1. */
 int moe_new_comm(struct moe_builder *b, const char *name, int n_groups, const int *key);
 

@@ -142,50 +142,63 @@ static void mark_writes(struct checker *c, int rank, const struct here *h)
 
 /* ---- gradients ---- */
 
-static bool is_grad(const struct checker *c, struct moe_ref ref)
+/* Gradients and norms are followed as sums of contributions. */
+static bool is_summed(const struct checker *c, struct moe_ref ref)
 {
-    return c->s->buffers[ref.buffer].role == MOE_BUF_GRAD;
+    enum moe_buffer_role role = c->s->buffers[ref.buffer].role;
+    return role == MOE_BUF_GRAD || role == MOE_BUF_NORM;
 }
 
-static void judge_update(struct checker *c, int rank, const struct here *h, const struct moe_param *p,
-                         int slot)
+static void judge(struct checker *c, int rank, const struct here *h, const struct moe_param *p, int slot)
 {
     double divisor = (double)moe_eval(c->s, c->device, p->divisor, rank, h->layer, 0);
     struct moe_gradient_fault f = moe_gradient_judge(c->gradients, p, slot, rank, divisor);
+    bool norm = p->buffer < 0;
+    char what[2 * MOE_NAME];
+    snprintf(what, sizeof what, "%s%s", norm ? "" : "the gradient of ", p->name);
     if (f.missing)
-        add_verdict(c, 4, rank, h->label, "the gradient of %s lacks %d contributions, one of rank %d",
-                    p->name, f.missing, f.missing_rank);
+        add_verdict(c, norm ? 5 : 4, rank, h->label, "%s lacks %d contributions, one of rank %d", what,
+                    f.missing, f.missing_rank);
     if (f.extra)
-        add_verdict(c, 4, rank, h->label,
-                    "the gradient of %s holds %d contributions that belong to another tensor, one of rank %d",
-                    p->name, f.extra, f.extra_rank);
+        add_verdict(c, norm ? 5 : 4, rank, h->label,
+                    "%s holds %d contributions that are not its own, one of rank %d", what, f.extra,
+                    f.extra_rank);
     if (f.factor != 0 && f.divided_in)
-        add_verdict(c, 3, rank, h->label,
-                    "the gradient of %s is %.6g times what it should be: %s divided by %.6g", p->name,
-                    f.factor, f.divided_in->name, f.divisor);
+        add_verdict(c, norm ? 5 : 3, rank, h->label, "%s is %.6g times what it should be: %s divided by %.6g",
+                    what, f.factor, f.divided_in->name, f.divisor);
     else if (f.factor != 0)
-        add_verdict(c, 3, rank, h->label,
-                    "the gradient of %s is %.6g times what it should be: nothing divided it", p->name,
-                    f.factor);
+        add_verdict(c, norm ? 5 : 3, rank, h->label, "%s is %.6g times what it should be", what, f.factor);
+    if (f.clips != 0)
+        add_verdict(c, 5, rank, h->label, "%s was clipped %d times too %s", what, abs(f.clips),
+                    f.clips > 0 ? "often" : "rarely");
 }
 
+static void track_write(struct checker *c, int rank, const struct here *h, struct moe_ref ref)
+{
+    const struct moe_op *op = h->op;
+    int slot = moe_slot(c->s, ref, h->layer);
+    switch (op->kernel) {
+    case MOE_K_SCALE:
+        moe_gradient_divide(c->gradients, ref.buffer, slot, rank,
+                            (double)moe_eval(c->s, c->device, op->divisor, rank, h->layer, 0), op);
+        return;
+    case MOE_K_CLIP: moe_gradient_clip(c->gradients, ref.buffer, slot, rank); return;
+    case MOE_K_ZERO: moe_gradient_zero(c->gradients, ref.buffer, slot, rank); return;
+    default: moe_gradient_contribute(c->gradients, ref.buffer, slot, rank, h->block_id, op, ref.accumulate);
+    }
+}
+
+/* A gradient is judged where the update reads it, a norm where the clipping does. */
 static void track_gradients(struct checker *c, int rank, const struct here *h)
 {
     const struct moe_op *op = h->op;
-    for (int i = 0; i < op->n_writes; i++) {
-        struct moe_ref ref = op->writes[i];
-        if (!is_grad(c, ref)) continue;
-        int slot = moe_slot(c->s, ref, h->layer);
-        if (op->kernel == MOE_K_SCALE)
-            moe_gradient_divide(c->gradients, ref.buffer, slot, rank,
-                                (double)moe_eval(c->s, c->device, op->divisor, rank, h->layer, 0), op);
-        else
-            moe_gradient_contribute(c->gradients, ref.buffer, slot, rank, h->block_id, op, ref.accumulate);
-    }
-    for (int i = 0; i < c->s->n_params && h->block->pass == MOE_UPDATE; i++)
+    bool update = h->block->pass == MOE_UPDATE, clip = op->kernel == MOE_K_CLIP;
+    for (int i = 0; i < c->s->n_params && (update || clip); i++)
         for (int r = 0; r < op->n_reads; r++)
-            if (op->reads[r].buffer == c->s->params[i].grad)
-                judge_update(c, rank, h, &c->s->params[i], moe_slot(c->s, op->reads[r], h->layer));
+            if (op->reads[r].buffer == c->s->params[i].grad && (c->s->params[i].buffer >= 0 ? update : clip))
+                judge(c, rank, h, &c->s->params[i], moe_slot(c->s, op->reads[r], h->layer));
+    for (int i = 0; i < op->n_writes; i++)
+        if (is_summed(c, op->writes[i])) track_write(c, rank, h, op->writes[i]);
 }
 
 /* ---- collectives ---- */
@@ -195,30 +208,41 @@ static int64_t size_of(const struct checker *c, int expr, int rank, int layer, i
     return moe_eval(c->s, c->host, expr, rank, layer, index);
 }
 
-/* The host needs the sizes before it can enter. */
+static int parts(const struct checker *c, int rank, const struct moe_op *op, bool sends)
+{
+    const struct moe_comm *comm = &c->s->comms[op->comm];
+    bool per_peer = sends ? moe_send_per_peer[op->collective] : moe_recv_per_peer[op->collective];
+    return per_peer ? moe_group_size(comm, comm->group_of[rank]) : 1;
+}
+
+static bool sizes_known(const struct checker *c, int rank, const struct here *h)
+{
+    const struct moe_op *op = h->op;
+    for (int side = 0; side < 2 && op->kind == MOE_COLLECTIVE; side++)
+        for (int i = 0; i < parts(c, rank, op, side); i++)
+            if (size_of(c, side ? op->send : op->recv, rank, h->layer, i) == MOE_UNKNOWN) return false;
+    for (int i = 0; i < op->n_dims && op->kind == MOE_KERNEL; i++)
+        if (size_of(c, op->dims[i], rank, h->layer, 0) == MOE_UNKNOWN) return false;
+    bool grouped = op->kind == MOE_KERNEL && moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
+    return !grouped || c->host.value(c->host.ctx, op->group, rank, h->layer, 0) != MOE_UNKNOWN;
+}
+
+/* The host needs the sizes to launch a kernel or to enter a collective. */
 static void check_known(struct checker *c, int rank, const struct here *h)
 {
-    const struct moe_comm *comm = &c->s->comms[h->op->comm];
-    int n = h->op->collective == MOE_ALLTOALL ? moe_group_size(comm, comm->group_of[rank]) : 1;
-    for (int i = 0; i < n; i++) {
-        if (size_of(c, h->op->send, rank, h->layer, i) != MOE_UNKNOWN &&
-            size_of(c, h->op->recv, rank, h->layer, i) != MOE_UNKNOWN)
-            continue;
-        add_verdict(c, 2, rank, h->label,
-                    "the host does not know its sizes yet: no host sync has read the counts");
-        c->stop = true;
-        return;
-    }
+    if (sizes_known(c, rank, h)) return;
+    add_verdict(c, 2, rank, h->label,
+                "the host does not know its sizes yet: no host sync has read the counts");
+    c->stop = true;
 }
 
 /* What a rank sends and receives in all must be what its buffers hold. */
 static void check_extent(struct checker *c, int rank, const struct here *h, bool sends)
 {
-    const struct moe_comm *comm = &c->s->comms[h->op->comm];
     struct moe_ref ref = sends ? h->op->reads[0] : h->op->writes[0];
-    int n = h->op->collective == MOE_ALLTOALL ? moe_group_size(comm, comm->group_of[rank]) : 1;
     int64_t total = 0;
-    for (int i = 0; i < n; i++) total += size_of(c, sends ? h->op->send : h->op->recv, rank, h->layer, i);
+    for (int i = 0; i < parts(c, rank, h->op, sends); i++)
+        total += size_of(c, sends ? h->op->send : h->op->recv, rank, h->layer, i);
     int64_t extent = moe_eval(c->s, c->device, c->s->buffers[ref.buffer].extent, rank, h->layer, 0);
     if (total == extent) return;
     add_verdict(c, 1, rank, h->label, "%s %" PRId64 " elements, but %s holds %" PRId64,
@@ -268,9 +292,8 @@ static void check_order(struct checker *c, const struct here *h, const int *rank
 
 static void check_pair(struct checker *c, const struct here *h, const int *ranks, int i, int j)
 {
-    bool pairwise = h[i].op->collective == MOE_ALLTOALL;
-    int64_t sends = size_of(c, h[i].op->send, ranks[i], h[i].layer, pairwise ? j : 0);
-    int64_t expects = size_of(c, h[j].op->recv, ranks[j], h[j].layer, pairwise ? i : 0);
+    int64_t sends = size_of(c, h[i].op->send, ranks[i], h[i].layer, j);
+    int64_t expects = size_of(c, h[j].op->recv, ranks[j], h[j].layer, i);
     if (sends == expects && h[i].op->type == h[j].op->type && h[i].op->collective == h[j].op->collective)
         return;
     int named = alike(c, ranks[j]) < alike(c, ranks[i]) ? j : i;
@@ -288,7 +311,7 @@ static void apply(struct checker *c, const struct here *h, const int *ranks, int
     moe_values_collective(c->values, ops, comm, group, h[0].layer);
     free(ops);
     struct moe_ref to = h[0].op->writes[0];
-    if (is_grad(c, to) && h[0].op->collective == MOE_ALLREDUCE)
+    if (is_summed(c, to) && h[0].op->collective == MOE_ALLREDUCE)
         moe_gradient_sum(c->gradients, to.buffer, moe_slot(c->s, to, h[0].layer), ranks, n);
     for (int i = 0; i < n; i++) {
         mark_writes(c, ranks[i], &h[i]);
@@ -326,8 +349,9 @@ static bool advance(struct checker *c, int rank)
         if (!h.op) break;
         moved = true;
         check_reads(c, rank, &h);
+        check_known(c, rank, &h);
+        if (c->stop) break;
         if (h.op->kind == MOE_COLLECTIVE) {
-            check_known(c, rank, &h);
             c->place[rank].waiting = true;
             break;
         }
@@ -427,26 +451,47 @@ static void check_coverage(struct checker *c, int rank)
     }
 }
 
-/* Every parameter was updated, every output written. */
+/* How often a step of this role runs a kernel that passes the test. */
+static int runs(const struct moe_role *role, const struct moe_param *p,
+                bool (*test)(const struct moe_block *b, const struct moe_op *op, const struct moe_param *p))
+{
+    int n = 0;
+    for (int i = 0; i < role->n_instances; i++) {
+        const struct moe_block *block = &role->blocks[role->itinerary[i].block];
+        for (int o = 0; o < block->n_ops; o++) n += test(block, &block->ops[o], p);
+    }
+    return n;
+}
+
+static bool updates(const struct moe_block *b, const struct moe_op *op, const struct moe_param *p)
+{
+    return b->pass == MOE_UPDATE && op->n_writes && op->writes[0].buffer == p->buffer;
+}
+
+static bool measures(const struct moe_block *b, const struct moe_op *op, const struct moe_param *p)
+{
+    return b->pass == MOE_CLIPPING && op->kernel == MOE_K_SQNORM && op->reads[0].buffer == p->grad;
+}
+
+/* Every parameter was updated and is in the norm it is clipped by; every output was written. */
 static void check_results(struct checker *c, int rank)
 {
     const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
     for (int i = 0; i < c->s->n_params; i++) {
         const struct moe_param *p = &c->s->params[i];
-        int updates = 0;
-        for (int n = 0; n < role->n_instances; n++) {
-            const struct moe_block *block = &role->blocks[role->itinerary[n].block];
-            for (int o = 0; o < block->n_ops; o++)
-                updates += block->pass == MOE_UPDATE && block->ops[o].n_writes &&
-                           block->ops[o].writes[0].buffer == p->buffer;
-        }
-        if (updates != c->s->buffers[p->buffer].slots)
-            add_verdict(c, 4, rank, p->name, "is updated %d times in a step, expected %d", updates,
-                        c->s->buffers[p->buffer].slots);
+        if (p->buffer < 0) continue;
+        int n = runs(role, p, updates), slots = c->s->buffers[p->buffer].slots;
+        if (n != slots)
+            add_verdict(c, 4, rank, p->name, "is updated %d times in a step, expected %d", n, slots);
+        n = p->clips ? runs(role, p, measures) : slots;
+        if (n != slots)
+            add_verdict(c, 5, rank, p->name, "is %d times in the norm of the gradient, expected %d", n,
+                        slots);
     }
     for (int i = 0; i < c->s->n_buffers; i++)
-        if (c->s->buffers[i].role == MOE_BUF_OUTPUT && !*written(c, rank, (struct moe_ref){.buffer = i}, 0))
-            add_verdict(c, 6, rank, c->s->buffers[i].name, "is never written");
+        for (int slot = 0; slot < c->s->buffers[i].slots && c->s->buffers[i].role == MOE_BUF_OUTPUT; slot++)
+            if (!*written(c, rank, (struct moe_ref){.buffer = i}, slot))
+                add_verdict(c, 6, rank, c->s->buffers[i].name, "is never written");
 }
 
 /* Where a collective cannot complete, whatever else was seen may follow from it. */
@@ -480,7 +525,8 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     c.written = moe_alloc((size_t)s->n_ranks * c.n_slots, 1);
     for (int rank = 0; rank < s->n_ranks; rank++)
         for (int i = 0; i < s->n_buffers; i++)
-            if (s->buffers[i].role == MOE_BUF_INPUT || s->buffers[i].role == MOE_BUF_PARAM)
+            if (s->buffers[i].role == MOE_BUF_INPUT || s->buffers[i].role == MOE_BUF_PARAM ||
+                s->buffers[i].role == MOE_BUF_STATE)
                 memset(c.written + (size_t)rank * c.n_slots + c.first_slot[i], 1,
                        (size_t)s->buffers[i].slots);
     run(&c);

@@ -18,6 +18,7 @@ struct state {
     int vector;                  /* -1: nothing yet */
     double coefficient, divisor; /* divisor, op: the last division */
     const struct moe_op *op;
+    int clips;
 };
 struct moe_gradients {
     const struct moe_schedule *s;
@@ -30,6 +31,11 @@ struct moe_gradients {
     double right_coefficient;
 };
 
+static bool is_followed(const struct moe_schedule *s, int buffer)
+{
+    return s->buffers[buffer].role == MOE_BUF_GRAD || s->buffers[buffer].role == MOE_BUF_NORM;
+}
+
 struct moe_gradients *moe_gradients_new(const struct moe_schedule *s)
 {
     struct moe_gradients *g = moe_alloc(1, sizeof *g);
@@ -39,7 +45,7 @@ struct moe_gradients *moe_gradients_new(const struct moe_schedule *s)
     int slots = 0;
     for (int i = 0; i < s->n_buffers; i++) {
         g->first[i] = slots;
-        if (s->buffers[i].role == MOE_BUF_GRAD) slots += s->buffers[i].slots;
+        if (is_followed(s, i)) slots += s->buffers[i].slots;
     }
     size_t n = (size_t)slots * (size_t)s->n_ranks;
     g->state = moe_alloc(n, sizeof *g->state);
@@ -59,7 +65,7 @@ void moe_gradients_free(struct moe_gradients *g)
 
 static struct state *at(struct moe_gradients *g, int buffer, int slot, int rank)
 {
-    moe_assert(g->s->buffers[buffer].role == MOE_BUF_GRAD);
+    moe_assert(is_followed(g->s, buffer));
     return &g->state[(size_t)(g->first[buffer] + slot) * (size_t)g->s->n_ranks + (size_t)rank];
 }
 
@@ -69,19 +75,24 @@ static int by_key(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Takes the entries, sorts them and adds those of one key. */
-static int new_vector(struct moe_gradients *g, struct entry *entry, int n)
+/* Sorts entries and adds those of one key; returns how many are left. */
+static int merge(struct entry *entry, int n)
 {
     int kept = 0;
-    qsort(entry, (size_t)n, sizeof *entry, by_key);
+    if (n) qsort(entry, (size_t)n, sizeof *entry, by_key);
     for (int i = 0; i < n; i++) {
         if (kept && entry[kept - 1].key == entry[i].key)
             entry[kept - 1].coefficient += entry[i].coefficient;
         else
             entry[kept++] = entry[i];
     }
+    return kept;
+}
+
+static int new_vector(struct moe_gradients *g, struct entry *entry, int n)
+{
     g->vectors = moe_grow(g->vectors, &g->cap_vectors, g->n_vectors + 1, sizeof *g->vectors);
-    g->vectors[g->n_vectors] = (struct vector){kept, entry};
+    g->vectors[g->n_vectors] = (struct vector){merge(entry, n), entry};
     return g->n_vectors++;
 }
 
@@ -135,28 +146,47 @@ void moe_gradient_divide(struct moe_gradients *g, int buffer, int slot, int rank
     s->op = op;
 }
 
-/* What parameter p requires: one entry per member of the group and per backward operation of its role that
- * writes the gradient, in the order of keys. */
-static struct entry *required(const struct moe_gradients *g, const struct moe_param *p, int group,
+void moe_gradient_clip(struct moe_gradients *g, int buffer, int slot, int rank)
+{
+    at(g, buffer, slot, rank)->clips++;
+}
+
+void moe_gradient_zero(struct moe_gradients *g, int buffer, int slot, int rank)
+{
+    *at(g, buffer, slot, rank) = (struct state){.vector = -1};
+}
+
+/* Does the operation add something of its own to the gradient or norm? */
+static bool contributes(const struct moe_op *op, const struct moe_param *p)
+{
+    if (op->kind != MOE_KERNEL || (op->kernel != MOE_K_SQNORM && !op->serves)) return false;
+    for (int w = 0; w < op->n_writes; w++)
+        if (op->writes[w].buffer == p->grad) return true;
+    return false;
+}
+
+/* What a slot of parameter p requires: for each member of the group, an entry for each operation of its role
+ * that contributes, as often as its instances write the slot. Unordered. */
+static struct entry *required(const struct moe_gradients *g, const struct moe_param *p, int slot, int group,
                               double divisor, int *n)
 {
     const struct moe_schedule *s = g->s;
     const struct moe_comm *c = &s->comms[p->replicas];
+    int slots = s->buffers[p->grad].slots, cap = 0;
     struct entry *entry = NULL;
-    int cap = 0;
     *n = 0;
     for (int i = c->first[group]; i < c->first[group + 1]; i++) {
         const struct moe_role *role = &s->roles[s->role_of[c->members[i]]];
-        for (int b = 0; b < role->n_blocks; b++)
+        for (int k = 0; k < role->n_instances; k++) {
+            int b = role->itinerary[k].block;
+            if (slots > 1 && role->itinerary[k].layer != slot) continue;
             for (int o = 0; o < role->blocks[b].n_ops; o++) {
                 const struct moe_op *op = &role->blocks[b].ops[o];
-                if (!op->serves || op->n_writes == 0) continue;
-                bool writes = false;
-                for (int w = 0; w < op->n_writes; w++) writes |= op->writes[w].buffer == p->grad;
-                if (!writes) continue;
+                if (!contributes(op, p)) continue;
                 entry = moe_grow(entry, &cap, *n + 1, sizeof *entry);
                 entry[(*n)++] = (struct entry){key_of(c->members[i], b, op->id), 1 / divisor};
             }
+        }
     }
     return entry;
 }
@@ -186,10 +216,12 @@ struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, const stru
     struct moe_gradient_fault fault = {.divisor = s.divisor, .divided_in = s.op};
     int group = g->s->comms[p->replicas].group_of[rank], param = (int)(p - g->s->params);
     if (s.vector >= 0 && s.vector == g->right_vector && group == g->right_group && param == g->right_param &&
-        s.coefficient == g->right_coefficient)
+        s.coefficient == g->right_coefficient && s.clips == p->clips)
         return fault;
     int n;
-    struct entry *want = required(g, p, group, divisor, &n);
+    struct entry *want = required(g, p, slot, group, divisor, &n);
+    n = merge(want, n);
+    fault.clips = s.clips - p->clips;
     compare(&fault, want, n, s.vector < 0 ? (struct vector){0} : g->vectors[s.vector], s.coefficient);
     free(want);
     if (!fault.missing && !fault.extra && fault.factor == 0) {

@@ -1,4 +1,4 @@
-/* gradient - gradients as vectors of contributions, for check.
+/* gradient - gradients and norms as vectors of contributions, for check.
  *
  * A gradient on a rank is a sum of contributions, each with a coefficient: "what operation o of rank r
  * computed". Backward kernels add one, all-reduce adds the vectors of the members, scale divides. The
@@ -22,6 +22,10 @@ void moe_gradient_sum(struct moe_gradients *g, int buffer, int slot, const int *
 void moe_gradient_divide(struct moe_gradients *g, int buffer, int slot, int rank, double divisor,
                          const struct moe_op *op);
 
+/* It is clipped by the norm; it becomes the empty sum. */
+void moe_gradient_clip(struct moe_gradients *g, int buffer, int slot, int rank);
+void moe_gradient_zero(struct moe_gradients *g, int buffer, int slot, int rank);
+
 /* How the gradient on a rank differs from what parameter `p` requires. All zero: right. */
 struct moe_gradient_fault {
     int missing, extra; /* contributions that should be there and are not; that should not be there */
@@ -30,6 +34,7 @@ struct moe_gradient_fault {
     double factor;      /* coefficient found / required where it differs from 1, else 0 */
     double divisor;     /* by which the last division divided, 0: there was none */
     const struct moe_op *divided_in;
+    int clips; /* clipped more often (> 0) or less often than it should be */
 };
 struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, const struct moe_param *p, int slot,
                                              int rank, double divisor);

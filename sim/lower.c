@@ -6,81 +6,133 @@
 #include <string.h>
 
 static const struct moe_dispatcher dispatchers[] = {
-    {"alltoall", moe_alltoall},
+    {"alltoall", moe_alltoall, .pads = true},
+    {"allgather", moe_allgather},
 };
-enum { N_DISPATCHERS = sizeof dispatchers / sizeof *dispatchers };
+static void limit_dropless(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
+static const struct moe_capacity_rule capacity_rules[] = {
+    {"dropless", limit_dropless},
+    {"megatron", moe_limit_megatron},
+};
+#define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
 
 struct model {
     const struct moe_scenario *sc;
+    const struct moe_dispatcher *dispatcher;
+    const struct moe_capacity_rule *rule;
     struct moe_layer layer;
-    int emb, router;         /* parameters */
-    int token, target, loss; /* buffers */
-    int logits, prediction;  /* of the router [T, E], of the head [T, V] */
-    int V, one;
+    struct moe_ref stream, attended; /* [T, H] residual stream before a layer, and after its attention */
+    struct moe_ref normed;           /* [T, H] behind the last norm */
+    struct moe_ref emb, router, gain, moe_gain, last_gain, wqkv, wo; /* parameters */
+    struct moe_ref token, target, loss, aux, logits, prediction;
+    int V, one, all_tokens;
 };
 
-/* Expert-parallel groups are consecutive ranks; a rank's experts are replicated at stride expert_parallel. */
+/* The ranks as a grid: its rows are consecutive ranks, its columns ranks at the stride of a row. Rows split
+ * the experts and columns hold copies; with rank order strided it is the other way round. */
 static void make_comms(struct moe_builder *b, const struct moe_scenario *sc, int *ep, int *edp)
 {
     int n = (int)sc->ranks, size = (int)sc->expert_parallel;
+    bool strided = sc->rank_order == MOE_STRIDED;
     int *key = moe_alloc((size_t)n, sizeof *key);
-    for (int r = 0; r < n; r++) key[r] = r / size;
+    for (int r = 0; r < n; r++) key[r] = strided ? r % (n / size) : r / size;
     *ep = moe_new_comm(b, "ep", n / size, key);
-    for (int r = 0; r < n; r++) key[r] = r % size;
+    for (int r = 0; r < n; r++) key[r] = strided ? r / (n / size) : r % size;
     *edp = moe_new_comm(b, "edp", size, key);
     free(key);
 }
 
-/* Initial values give x a norm of about 1 and the router logits a spread of about 1. */
+static struct moe_ref param(struct moe_builder *b, const struct model *m, const char *name, int extent,
+                            struct moe_param like)
+{
+    return moe_ref(
+        moe_new_param(b, name, m->layer.type, like.per_layer ? m->layer.n_layers : 1, extent, like));
+}
+
+/* Initial values keep rows at a norm of about sqrt(H) behind each norm; the outputs of a layer start small.
+ */
 static void make_params(struct moe_builder *b, struct model *m, int edp)
 {
     struct moe_layer *y = &m->layer;
     const struct moe_scenario *sc = m->sc;
-    struct moe_symbol everywhere = {.scope = MOE_SCOPE_GLOBAL, .comm = -1};
-    int all_tokens = moe_sym(b, moe_new_symbol(b, "tokens_of_world", -1, false, everywhere));
-    struct moe_param shared = {.replicas = 0, .shard = -1, .divisor = all_tokens};
-    struct moe_param expert = {.replicas = edp, .shard = y->ep_comm, .divisor = all_tokens, .init_std = 1,
-                               .per_layer = true};
-    int e = moe_const(b, sc->experts / sc->expert_parallel), two_f = moe_mul(b, moe_const(b, 2), y->F);
-    shared.init_std = 1 / sqrt((double)sc->hidden);
-    m->emb = moe_new_param(b, "embedding", y->type, 1, moe_mul(b, m->V, y->H), shared);
-    shared.init_std = 1;
-    shared.per_layer = true;
-    m->router = moe_new_param(b, "router", y->type, y->n_layers, moe_mul(b, y->H, y->E), shared);
-    y->w1 =
-        moe_ref(moe_new_param(b, "w1", y->type, y->n_layers, moe_mul(b, e, moe_mul(b, y->H, two_f)), expert));
-    expert.init_std = 1 / sqrt((double)(sc->ffn * sc->hidden));
-    y->w2 =
-        moe_ref(moe_new_param(b, "w2", y->type, y->n_layers, moe_mul(b, e, moe_mul(b, y->F, y->H)), expert));
+    double by_hidden = 1 / sqrt((double)sc->hidden), depth = 1 / sqrt(2.0 * (double)sc->layers);
+    int HH = moe_mul(b, y->H, y->H), e = moe_const(b, sc->experts / sc->expert_parallel);
+    struct moe_param shared = {.shard = -1, .divisor = m->all_tokens, .clips = sc->clip_norm > 0};
+    struct moe_param gain = shared, layer = shared, expert = shared;
+    shared.init_std = layer.init_std = expert.init_std = by_hidden;
+    gain.init_mean = 1;
+    layer.per_layer = expert.per_layer = true;
+    expert.replicas = edp;
+    expert.shard = y->ep_comm;
+    m->emb = param(b, m, "embedding", moe_mul(b, m->V, y->H), shared);
+    m->last_gain = param(b, m, "last_gain", y->H, gain);
+    gain.per_layer = true;
+    if (sc->heads) {
+        m->gain = param(b, m, "attention_gain", y->H, gain);
+        m->wqkv = param(b, m, "wqkv", moe_mul(b, moe_const(b, 3), HH), layer);
+        layer.init_std = by_hidden * depth;
+        m->wo = param(b, m, "wo", HH, layer);
+        layer.init_std = by_hidden;
+    }
+    m->moe_gain = param(b, m, "moe_gain", y->H, gain);
+    m->router = param(b, m, "router", moe_mul(b, y->H, y->E), layer);
+    int HF = moe_mul(b, y->H, y->F);
+    y->w1 = param(b, m, "w1", moe_mul(b, e, moe_mul(b, moe_const(b, 2), HF)), expert);
+    expert.init_std = depth / sqrt((double)sc->ffn);
+    y->w2 = param(b, m, "w2", moe_mul(b, e, HF), expert);
+}
+
+static struct moe_ref buffer(struct moe_builder *b, const char *name, enum moe_buffer_role role,
+                             enum moe_type type, int slots, int extent)
+{
+    return moe_ref(moe_new_buffer(b, name, role, type, slots, extent));
+}
+
+struct moe_ref moe_rows(struct moe_builder *b, const struct moe_layer *m, const char *name, int n, int width)
+{
+    return buffer(b, name, MOE_BUF_ACTIVATION, m->type, m->n_layers, moe_mul(b, n, width));
 }
 
 static void make_buffers(struct moe_builder *b, struct model *m)
 {
     struct moe_layer *y = &m->layer;
-    int TH = moe_mul(b, y->T, y->H), TE = moe_mul(b, y->T, y->E), TK = moe_mul(b, y->T, y->K);
-    m->token = moe_new_buffer(b, "token", MOE_BUF_INPUT, MOE_I32, 1, y->T);
-    m->target = moe_new_buffer(b, "target", MOE_BUF_INPUT, MOE_I32, 1, y->T);
-    m->loss = moe_new_buffer(b, "loss", MOE_BUF_OUTPUT, y->type, 1, m->one);
-    m->prediction = moe_new_buffer(b, "prediction", MOE_BUF_ACTIVATION, y->type, 1, moe_mul(b, y->T, m->V));
-    m->logits = moe_new_buffer(b, "logits", MOE_BUF_ACTIVATION, y->type, y->n_layers, TE);
-    y->x = moe_ref(moe_new_buffer(b, "x", MOE_BUF_ACTIVATION, y->type, y->n_layers + 1, TH));
-    y->y = moe_next(y->x);
-    y->prob = moe_ref(moe_new_buffer(b, "prob", MOE_BUF_ACTIVATION, y->type, y->n_layers, TE));
-    y->expert = moe_ref(moe_new_buffer(b, "expert", MOE_BUF_INDEX, MOE_I32, y->n_layers, TK));
-    y->slot = moe_ref(moe_new_buffer(b, "slot", MOE_BUF_INDEX, MOE_I32, y->n_layers, TK));
-    y->counts = moe_ref(moe_new_buffer(b, "counts", MOE_BUF_COUNTS, MOE_I64, y->n_layers, y->E));
+    int TH = moe_mul(b, y->T, y->H), TK = moe_mul(b, y->T, y->K);
+    m->token = buffer(b, "token", MOE_BUF_INPUT, MOE_I32, 1, y->T);
+    m->target = buffer(b, "target", MOE_BUF_INPUT, MOE_I32, 1, y->T);
+    m->loss = buffer(b, "loss", MOE_BUF_OUTPUT, y->type, 1, m->one);
+    m->stream = buffer(b, "stream", MOE_BUF_ACTIVATION, y->type, y->n_layers + 1, TH);
+    m->normed = buffer(b, "normed", MOE_BUF_ACTIVATION, y->type, 1, TH);
+    m->prediction = buffer(b, "prediction", MOE_BUF_ACTIVATION, y->type, 1, moe_mul(b, y->T, m->V));
+    m->attended = m->sc->heads ? moe_rows(b, y, "attended", y->T, y->H) : m->stream;
+    y->x = moe_rows(b, y, "moe_in", y->T, y->H);
+    y->y = moe_rows(b, y, "moe_out", y->T, y->H);
+    m->logits = moe_rows(b, y, "logits", y->T, y->E);
+    y->prob = moe_rows(b, y, "prob", y->T, y->E);
+    y->expert = buffer(b, "expert", MOE_BUF_INDEX, MOE_I32, y->n_layers, TK);
+    y->slot = buffer(b, "slot", MOE_BUF_INDEX, MOE_I32, y->n_layers, TK);
+    y->counts = buffer(b, "counts", MOE_BUF_COUNTS, MOE_I64, y->n_layers, y->E);
+    y->n_rows = TK;
+}
+
+/* ---- one layer ---- */
+
+static void limit_dropless(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity)
+{
+    (void)b, (void)m, (void)capacity; /* everything leaves as it was chosen */
+}
+
+/* `n` operations for each of `count`. */
+static int times(struct moe_builder *b, int count, int n)
+{
+    return moe_mul(b, count, moe_const(b, n));
 }
 
 struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *m, struct moe_ref rows, int n,
                                  int group)
 {
     int e = moe_const(b, m->n_experts / m->ep_size), two_f = moe_mul(b, moe_const(b, 2), m->F);
-    struct moe_ref h =
-        moe_ref(moe_new_buffer(b, "h", MOE_BUF_ACTIVATION, m->type, m->n_layers, moe_mul(b, n, two_f)));
-    struct moe_ref a =
-        moe_ref(moe_new_buffer(b, "a", MOE_BUF_ACTIVATION, m->type, m->n_layers, moe_mul(b, n, m->F)));
-    struct moe_ref out = moe_ref(
-        moe_new_buffer(b, "expert_out", MOE_BUF_ACTIVATION, m->type, m->n_layers, moe_mul(b, n, m->H)));
+    struct moe_ref h = moe_rows(b, m, "h", n, two_f), a = moe_rows(b, m, "a", n, m->F);
+    struct moe_ref out = moe_rows(b, m, "expert_out", n, m->H);
     moe_emit(b, (struct moe_op){.name = "expert_in",
                                 .kernel = MOE_K_GROUPED_GEMM,
                                 .type = m->type,
@@ -93,6 +145,7 @@ struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *
                                 .kernel = MOE_K_SWIGLU,
                                 .type = m->type,
                                 .needs_grad = 1,
+                                .flops = times(b, moe_mul(b, n, m->F), MOE_SOFTMAX_FLOPS),
                                 MOE_READS(h),
                                 MOE_WRITES(a),
                                 MOE_SIZES(n, m->F)});
@@ -107,48 +160,144 @@ struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *
     return out;
 }
 
-static void lower_layer(struct moe_builder *b, const struct model *m, const struct moe_dispatcher *dispatcher)
+static void emit_norm(struct moe_builder *b, const struct model *m, const char *name, struct moe_ref x,
+                      struct moe_ref gain, struct moe_ref y)
+{
+    struct moe_op op = {.kernel = MOE_K_RMSNORM,
+                        .type = m->layer.type,
+                        .needs_grad = 3,
+                        .flops = times(b, moe_mul(b, m->layer.T, m->layer.H), 4),
+                        MOE_READS(x, gain),
+                        MOE_WRITES(y),
+                        MOE_SIZES(m->layer.T, m->layer.H)};
+    moe_copy_name(op.name, name);
+    moe_emit(b, op);
+}
+
+static void emit_gemm(struct moe_builder *b, const struct model *m, const char *name, struct moe_ref x,
+                      struct moe_ref w, struct moe_ref y, int width)
+{
+    struct moe_op op = {.kernel = MOE_K_GEMM,
+                        .type = m->layer.type,
+                        .needs_grad = 3,
+                        MOE_READS(x, w),
+                        MOE_WRITES(y),
+                        MOE_SIZES(m->layer.T, width, m->layer.H)};
+    moe_copy_name(op.name, name);
+    moe_emit(b, op);
+}
+
+static void emit_add(struct moe_builder *b, const struct model *m, const char *name, struct moe_ref x,
+                     struct moe_ref y, struct moe_ref sum)
+{
+    struct moe_op op = {.kernel = MOE_K_ADD,
+                        .type = m->layer.type,
+                        .needs_grad = 3,
+                        MOE_READS(x, y),
+                        MOE_WRITES(sum),
+                        MOE_SIZES(moe_mul(b, m->layer.T, m->layer.H))};
+    moe_copy_name(op.name, name);
+    moe_emit(b, op);
+}
+
+static void lower_attention(struct moe_builder *b, const struct model *m)
 {
     const struct moe_layer *y = &m->layer;
-    struct moe_ref logits = moe_ref(m->logits);
-    moe_emit(b, (struct moe_op){.name = "router",
-                                .kernel = MOE_K_GEMM,
+    int three_h = moe_mul(b, moe_const(b, 3), y->H), S = moe_const(b, m->sc->sequence);
+    int A = moe_const(b, m->sc->heads), TS = moe_mul(b, y->T, S);
+    struct moe_ref normed = moe_rows(b, y, "attention_in", y->T, y->H),
+                   qkv = moe_rows(b, y, "qkv", y->T, three_h);
+    struct moe_ref heads = moe_rows(b, y, "heads", y->T, y->H),
+                   out = moe_rows(b, y, "attention_out", y->T, y->H);
+    emit_norm(b, m, "attention_norm", m->stream, m->gain, normed);
+    emit_gemm(b, m, "qkv", normed, m->wqkv, qkv, three_h);
+    moe_emit(b, (struct moe_op){.name = "attention",
+                                .kernel = MOE_K_ATTENTION,
                                 .type = y->type,
-                                .needs_grad = 3,
-                                MOE_READS(y->x, moe_ref(m->router)),
-                                MOE_WRITES(logits),
-                                MOE_SIZES(y->T, y->E, y->H)});
+                                .needs_grad = 1,
+                                /* T x S / 2 pairs: two products of H terms, and a weight for each head */
+                                .flops = moe_mul(
+                                    b, TS, moe_add(b, times(b, y->H, 2), times(b, A, MOE_SOFTMAX_FLOPS / 2))),
+                                MOE_READS(qkv),
+                                MOE_WRITES(heads),
+                                MOE_SIZES(y->T, y->H, A, S)});
+    emit_gemm(b, m, "attention_out", heads, m->wo, out, y->H);
+    emit_add(b, m, "attention_residual", m->stream, out, m->attended);
+}
+
+/* Choice i of a token costs the square of how popular expert i is with all ranks (founding_cases.md A.0b 7).
+ * The loss is summed over tokens like the cross entropy, so it is multiplied by the tokens of the world here.
+ */
+static void lower_aux_loss(struct moe_builder *b, const struct model *m)
+{
+    const struct moe_layer *y = &m->layer;
+    struct moe_ref all = buffer(b, "all_counts", MOE_BUF_INDEX, MOE_I64, y->n_layers, y->E);
+    moe_emit(b, (struct moe_op){.name = "sum_counts",
+                                .kind = MOE_COLLECTIVE,
+                                .collective = MOE_ALLREDUCE,
+                                .type = MOE_I64,
+                                .stream = MOE_STREAM_COMM,
+                                .send = y->E,
+                                .recv = y->E,
+                                MOE_READS(y->counts),
+                                MOE_WRITES(all)});
+    moe_emit(b, (struct moe_op){.name = "aux_loss",
+                                .kernel = MOE_K_AUX_LOSS,
+                                .type = y->type,
+                                .needs_grad = 1,
+                                .divisor = m->all_tokens,
+                                .factor = m->sc->aux_loss * (double)m->sc->experts / (double)m->sc->top_k,
+                                MOE_READS(y->prob, all),
+                                MOE_WRITES(m->aux),
+                                MOE_SIZES(y->T, y->E)});
+}
+
+static void lower_layer(struct moe_builder *b, struct model *m)
+{
+    struct moe_layer *y = &m->layer;
+    struct moe_capacity capacity = m->sc->capacity;
+    capacity.pad &= m->dispatcher->pads;
+    if (m->sc->heads) lower_attention(b, m);
+    emit_norm(b, m, "moe_norm", m->attended, m->moe_gain, y->x);
+    emit_gemm(b, m, "router", y->x, m->router, m->logits, y->E);
     moe_emit(b, (struct moe_op){.name = "topk",
                                 .kernel = MOE_K_TOPK,
                                 .type = y->type,
                                 .needs_grad = 1,
-                                MOE_READS(logits),
+                                MOE_READS(m->logits),
+                                .flops = times(b, moe_mul(b, y->T, y->E), MOE_SOFTMAX_FLOPS),
                                 MOE_WRITES(y->prob, y->expert, y->slot, y->counts),
                                 MOE_SIZES(y->T, y->E, y->K)});
-    dispatcher->forward(b, y);
+    if (m->sc->aux_loss > 0) lower_aux_loss(b, m);
+    m->rule->limit(b, y, &capacity);
+    m->dispatcher->forward(b, y);
+    emit_add(b, m, "moe_residual", m->attended, y->y, moe_next(m->stream));
 }
+
+/* ---- the step ---- */
 
 static void lower_head(struct moe_builder *b, const struct model *m)
 {
     const struct moe_layer *y = &m->layer;
-    struct moe_ref prediction = moe_ref(m->prediction);
+    emit_norm(b, m, "last_norm", m->stream, m->last_gain, m->normed);
     moe_emit(b, (struct moe_op){.name = "predict",
                                 .kernel = MOE_K_GEMM,
                                 .type = y->type,
                                 .needs_grad = 3,
                                 .trans_b = true,
-                                MOE_READS(y->x, moe_ref(m->emb)),
-                                MOE_WRITES(prediction),
+                                MOE_READS(m->normed, m->emb),
+                                MOE_WRITES(m->prediction),
                                 MOE_SIZES(y->T, m->V, y->H)});
     moe_emit(b, (struct moe_op){.name = "loss",
                                 .kernel = MOE_K_XENT,
                                 .type = y->type,
-                                MOE_READS(prediction, moe_ref(m->target)),
-                                MOE_WRITES(moe_grad_out(b, prediction), moe_ref(m->loss)),
+                                .flops = times(b, moe_mul(b, y->T, m->V), MOE_SOFTMAX_FLOPS),
+                                MOE_READS(m->prediction, m->target),
+                                MOE_WRITES(moe_grad_out(b, m->prediction), m->loss),
                                 MOE_SIZES(y->T, m->V)});
 }
 
-static void lower_step(struct moe_builder *b, const struct model *m, const struct moe_dispatcher *dispatcher)
+static void lower_step(struct moe_builder *b, struct model *m)
 {
     const struct moe_layer *y = &m->layer;
     int n = y->n_layers;
@@ -157,11 +306,11 @@ static void lower_step(struct moe_builder *b, const struct model *m, const struc
                                 .kernel = MOE_K_EMBED,
                                 .type = y->type,
                                 .needs_grad = 2,
-                                MOE_READS(moe_ref(m->token), moe_ref(m->emb)),
-                                MOE_WRITES(y->x),
+                                MOE_READS(m->token, m->emb),
+                                MOE_WRITES(m->stream),
                                 MOE_SIZES(y->T, y->H, m->V)});
     int layer = moe_new_block(b, "layer", MOE_FORWARD, true);
-    lower_layer(b, m, dispatcher);
+    lower_layer(b, m);
     int head = moe_new_block(b, "head", MOE_FORWARD, false);
     lower_head(b, m);
     int d_head = moe_new_block(b, "head", MOE_BACKWARD, false);
@@ -172,16 +321,17 @@ static void lower_step(struct moe_builder *b, const struct model *m, const struc
     moe_emit_backward(b, embed);
     moe_run_block(b, embed, 0);
     for (int l = 0; l < n; l++) moe_run_block(b, layer, l);
-    moe_run_block(b, head, n); /* its x is the slot after the last layer's input */
+    moe_run_block(b, head, n); /* its stream is the slot after the last layer's input */
     moe_run_block(b, d_head, n);
     for (int l = n - 1; l >= 0; l--) moe_run_block(b, d_layer, l);
     moe_run_block(b, d_embed, 0);
 }
 
-struct moe_schedule *moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher)
+static struct moe_schedule *lower(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
+                                  const struct moe_capacity_rule *rule)
 {
     struct moe_builder b;
-    struct model m = {.sc = sc};
+    struct model m = {.sc = sc, .dispatcher = dispatcher, .rule = rule};
     struct moe_layer *y = &m.layer;
     int edp;
     moe_builder_open(&b, (int)sc->ranks, sc->tokens);
@@ -191,8 +341,10 @@ struct moe_schedule *moe_lower_with(const struct moe_scenario *sc, const struct 
     y->ep_size = (int)sc->expert_parallel;
     y->type = (enum moe_type)sc->dtype;
     make_comms(&b, sc, &y->ep_comm, &edp);
-    struct moe_symbol local = {.scope = MOE_SCOPE_RANK, .comm = -1};
+    struct moe_symbol local = {.scope = MOE_SCOPE_RANK, .comm = -1}, global = local;
+    global.scope = MOE_SCOPE_GLOBAL;
     y->T = moe_sym(&b, moe_new_symbol(&b, "tokens", -1, false, local));
+    m.all_tokens = moe_sym(&b, moe_new_symbol(&b, "tokens_of_world", -1, false, global));
     y->H = moe_const(&b, sc->hidden);
     y->F = moe_const(&b, sc->ffn);
     y->K = moe_const(&b, sc->top_k);
@@ -201,21 +353,45 @@ struct moe_schedule *moe_lower_with(const struct moe_scenario *sc, const struct 
     m.one = moe_const(&b, 1);
     make_params(&b, &m, edp);
     make_buffers(&b, &m);
-    lower_step(&b, &m, dispatcher);
-    moe_lower_sync(&b, sc->learning_rate);
+    if (sc->aux_loss > 0) m.aux = buffer(&b, "aux_loss", MOE_BUF_OUTPUT, y->type, y->n_layers, m.one);
+    lower_step(&b, &m);
+    moe_lower_sync(&b, sc, y->ep_comm);
     return moe_builder_close(&b);
+}
+
+/* Both tables' rows start with their name. */
+static int find(const struct moe_scenario *sc, const char *what, const char *name, const void *table,
+                size_t size, int n)
+{
+    const char *names[8];
+    moe_assert(n <= 8);
+    for (int i = 0; i < n; i++) {
+        names[i] = *(const char *const *)((const char *)table + (size_t)i * size);
+        if (!strcmp(names[i], name)) return i;
+    }
+    const char *nearest = moe_nearest(name, names, n);
+    return moe_fail(MOE_EINPUT, "%s: unknown %s '%s'%s%s", sc->name, what, name,
+                    nearest ? ", did you mean " : "; known: ", nearest ? nearest : names[0]);
+}
+
+static int find_rule(const struct moe_scenario *sc)
+{
+    return find(sc, "capacity rule", sc->capacity.rule, capacity_rules, sizeof *capacity_rules,
+                COUNT(capacity_rules));
+}
+
+int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
+                   struct moe_schedule **out)
+{
+    int rule = find_rule(sc);
+    MOE_TRY(rule);
+    *out = lower(sc, dispatcher, &capacity_rules[rule]);
+    return MOE_OK;
 }
 
 int moe_lower(const struct moe_scenario *sc, struct moe_schedule **out)
 {
-    const char *names[N_DISPATCHERS];
-    for (int i = 0; i < N_DISPATCHERS; i++) {
-        names[i] = dispatchers[i].name;
-        if (strcmp(sc->dispatcher, names[i]) != 0) continue;
-        *out = moe_lower_with(sc, &dispatchers[i]);
-        return MOE_OK;
-    }
-    const char *nearest = moe_nearest(sc->dispatcher, names, N_DISPATCHERS);
-    return moe_fail(MOE_EINPUT, "%s: unknown dispatcher '%s'%s%s", sc->name, sc->dispatcher,
-                    nearest ? ", did you mean " : "; known: ", nearest ? nearest : names[0]);
+    int i = find(sc, "dispatcher", sc->dispatcher, dispatchers, sizeof *dispatchers, COUNT(dispatchers));
+    MOE_TRY(i);
+    return moe_lower_with(sc, &dispatchers[i], out);
 }

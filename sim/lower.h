@@ -1,23 +1,35 @@
-/* lower - from a scenario to the schedule of one training step: the model, its layout, its dispatcher.
+/* lower - from a scenario to the schedule of one training step: model, layout, dispatcher, capacity rule.
  *
- * The model: byte embedding; L layers of a mixture of experts with a residual; an output head tied to the
- * embedding; cross entropy summed over tokens; gradients summed over the right groups and divided by the
- * number of tokens of the world; SGD. A dispatcher is one file with two functions and one row of the table in
- * lower.c. */
+ * The model: byte embedding; L layers of causal attention (when heads > 0) and a mixture of experts, each
+ * behind a norm and beside a residual; an output head tied to the embedding; cross entropy and auxiliary
+ * loss, both summed over tokens; gradients summed over the right groups and divided by the tokens of the
+ * world; clipping; update. A dispatcher, and a capacity rule, is one file with one function and one row of a
+ * table in lower.c. */
 #ifndef MOE_LOWER_H
 #define MOE_LOWER_H
 
 #include "sim/builder.h"
 #include "sim/scenario.h"
 
-/* What a dispatcher is given. References are to buffers with one slot a layer. */
+/* Arithmetic of one exponential, and of one division or square root, in additions: what a core of 2020 takes
+ * in float64, to a quarter. It decides on a CPU; on a GPU the bytes of such kernels do. */
+enum { MOE_EXP_FLOPS = 28, MOE_DIV_FLOPS = 5, MOE_SOFTMAX_FLOPS = MOE_EXP_FLOPS + MOE_DIV_FLOPS + 3 };
+
+/* A mixture-of-experts layer as the capacity rule and the dispatcher see it. References are to buffers with
+ * one slot a layer; sizes are expressions, but for the last line. */
 struct moe_layer {
-    struct moe_ref x;                          /* [T, H] input of the layer */
-    struct moe_ref y;                          /* [T, H] out: x + sum over k of prob * expert's row */
-    struct moe_ref prob, expert, slot, counts; /* of TOPK */
-    struct moe_ref w1, w2;                     /* experts of this rank: [e, H, 2F], [e, F, H] */
-    int T, H, F, K, E;                         /* expressions */
-    int n_layers, n_experts, ep_size, ep_comm; /* numbers */
+    struct moe_ref x;             /* [T, H] what the experts read */
+    struct moe_ref y;             /* [T, H] out: sum over k of prob * expert's row */
+    struct moe_ref prob;          /* [T, E] */
+    struct moe_ref expert, slot;  /* [T, K] chosen expert, and row among those that leave; -1: dropped */
+    struct moe_ref counts;        /* [E] rows for each expert that leave this rank */
+    struct moe_ref w1, w2;        /* experts of this rank: [e, H, 2F], [e, F, H] */
+    int n_rows;                   /* rows that leave this rank */
+    bool n_rows_from_counts;      /* n_rows is known only once the host has read counts */
+    struct moe_ref padded_arrive; /* [P, e] rows from each peer, when padded: sizes need no exchange */
+    int padded_rows;              /* rows of each expert from each rank, when padded; else 0 */
+    int T, H, F, K, E;
+    int n_layers, n_experts, ep_size, ep_comm;
     enum moe_type type;
 };
 
@@ -26,22 +38,33 @@ struct moe_layer {
 struct moe_dispatcher {
     const char *name;
     void (*forward)(struct moe_builder *b, const struct moe_layer *m);
+    bool pads; /* moves padded rows when the capacity rule pads */
 };
+void moe_alltoall(struct moe_builder *b, const struct moe_layer *m);  /* lower_alltoall.c */
+void moe_allgather(struct moe_builder *b, const struct moe_layer *m); /* lower_allgather.c */
+
+/* Decides which of the chosen rows leave: replaces expert, slot, counts and n_rows of the layer. */
+struct moe_capacity_rule {
+    const char *name;
+    void (*limit)(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
+};
+void moe_limit_megatron(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
 
 /* The experts: rows [n, H] by local expert, `group` the symbol with each expert's rows; returns rows [n, H].
  */
 struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *m, struct moe_ref rows, int n,
                                  int group);
+/* A buffer [n, width] of the layer's type with one slot a layer. */
+struct moe_ref moe_rows(struct moe_builder *b, const struct moe_layer *m, const char *name, int n, int width);
 
-void moe_alltoall(struct moe_builder *b, const struct moe_layer *m); /* lower_alltoall.c */
+/* Blocks of the gradient sum over each parameter's replicas, its scaling, the clipping and the update: per
+ * layer for parameters of layers, once for the others. ep_comm: ranks that split the experts. lower_sync.c */
+void moe_lower_sync(struct moe_builder *b, const struct moe_scenario *sc, int ep_comm);
 
-/* Blocks of the gradient sum over each parameter's replicas, its scaling and the update: per layer for
- * parameters of layers, once for the others. lower_sync.c */
-void moe_lower_sync(struct moe_builder *b, double learning_rate);
-
-/* Errors: MOE_EINPUT for an unknown dispatcher, with the nearest known one. */
+/* Errors: MOE_EINPUT for an unknown dispatcher or capacity rule, with the nearest known one. */
 int moe_lower(const struct moe_scenario *sc, struct moe_schedule **out);
 /* The same with a dispatcher of the caller's own. */
-struct moe_schedule *moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher);
+int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
+                   struct moe_schedule **out);
 
 #endif

@@ -63,6 +63,28 @@ static int draw(const double *weight, const bool *taken, int n_experts, double u
     return chosen;
 }
 
+/* A draw without replacement is a draw with replacement that is repeated while it hits what is taken. A few
+ * tries find a free expert quickly; behind a very heavy one they would not, so then the rest is drawn from
+ * directly. */
+static int draw_quickly(const double *weight, const double *cumulative, const bool *taken, int n_experts,
+                        uint64_t seed, uint64_t stream, uint64_t index)
+{
+    enum { TRIES = 15 };
+    for (uint64_t i = 0; i < TRIES; i++) {
+        double u = moe_uniform(seed, stream, index * (TRIES + 1) + i) * cumulative[n_experts - 1];
+        int low = 0, high = n_experts - 1;
+        while (low < high) {
+            int middle = (low + high) / 2;
+            if (cumulative[middle] > u)
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        if (!taken[low]) return low;
+    }
+    return draw(weight, taken, n_experts, moe_uniform(seed, stream, index * (TRIES + 1) + TRIES));
+}
+
 struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_experts, int top_k,
                                          const int64_t *tokens, double skew, uint64_t seed)
 {
@@ -70,21 +92,24 @@ struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_expert
     struct moe_routing *r = moe_routing_new(n_layers, n_ranks, n_experts, top_k);
     memcpy(r->tokens, tokens, (size_t)n_ranks * sizeof *tokens);
     double *weight = moe_alloc((size_t)n_experts, sizeof *weight);
+    double *cumulative = moe_alloc((size_t)n_experts, sizeof *cumulative);
     bool *taken = moe_alloc((size_t)n_experts, sizeof *taken);
     for (int l = 0; l < n_layers; l++) {
         shuffle_weights(weight, n_experts, skew, seed, l);
+        for (int e = 0; e < n_experts; e++) cumulative[e] = weight[e] + (e ? cumulative[e - 1] : 0);
         for (int rank = 0; rank < n_ranks; rank++) {
             int32_t *counts = moe_routing_counts(r, l, rank);
             for (int64_t i = 0; i < tokens[rank] * top_k; i++) {
                 if (i % top_k == 0) memset(taken, 0, (size_t)n_experts);
-                double u = moe_uniform(seed, stream_of(l, rank), (uint64_t)i);
-                int e = draw(weight, taken, n_experts, u);
+                int e =
+                    draw_quickly(weight, cumulative, taken, n_experts, seed, stream_of(l, rank), (uint64_t)i);
                 taken[e] = true;
                 counts[e]++;
             }
         }
     }
     free(weight);
+    free(cumulative);
     free(taken);
     return r;
 }

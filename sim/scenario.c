@@ -9,35 +9,56 @@
 #include <string.h>
 
 struct nodes {
-    const struct moe_yaml *model, *layout, *tokens, *routing;
+    const struct moe_yaml *model, *layout, *tokens, *routing, *capacity;
 };
 struct draft {
     struct moe_scenario sc;
     struct nodes node;
+    char preset[MOE_NAME];
 };
+
+const char *const moe_rank_order_text[] = {"consecutive", "strided", NULL};
 
 #define FIELD(member) offsetof(struct draft, member)
 static const char *const dtypes[] = {"float32", "float64", NULL};
+static const char *const optimizers[] = {"adamw", "sgd", NULL};
+static const char *const drops[] = {"probs", "position", NULL};
+static const char *const booleans[] = {"false", "true", NULL};
 static const struct moe_key top_keys[] = {
     {"model", MOE_KEY_NODE, FIELD(node.model), .required = true},
     {"layout", MOE_KEY_NODE, FIELD(node.layout), .required = true},
     {"tokens_per_rank", MOE_KEY_NODE, FIELD(node.tokens), .required = true},
     {"routing", MOE_KEY_NODE, FIELD(node.routing)},
+    {"capacity", MOE_KEY_NODE, FIELD(node.capacity)},
     {"dispatcher", MOE_KEY_TEXT, FIELD(sc.dispatcher)},
     {"topology", MOE_KEY_TEXT, FIELD(sc.topology)},
     {"dtype", MOE_KEY_CHOICE, FIELD(sc.dtype), .choices = dtypes},
+    {"optimizer", MOE_KEY_CHOICE, FIELD(sc.optimizer), .choices = optimizers},
     {"learning_rate", MOE_KEY_REAL, FIELD(sc.learning_rate), .min = 0, .max = 1e6},
+    {"clip_norm", MOE_KEY_REAL, FIELD(sc.clip_norm), .min = 0, .max = 1e6},
+    {"aux_loss", MOE_KEY_REAL, FIELD(sc.aux_loss), .min = 0, .max = 1e6},
 };
 static const struct moe_key model_keys[] = {
+    {"preset", MOE_KEY_TEXT, FIELD(preset)},
     {"layers", MOE_KEY_INT, FIELD(sc.layers), .required = true, .min = 1, .max = 1024},
     {"hidden", MOE_KEY_INT, FIELD(sc.hidden), .required = true, .min = 1, .max = 65536},
     {"ffn", MOE_KEY_INT, FIELD(sc.ffn), .required = true, .min = 1, .max = 262144},
     {"experts", MOE_KEY_INT, FIELD(sc.experts), .required = true, .min = 1, .max = 4096},
     {"top_k", MOE_KEY_INT, FIELD(sc.top_k), .required = true, .min = 1, .max = 64},
+    {"heads", MOE_KEY_INT, FIELD(sc.heads), .min = 0, .max = 1024},
+    {"sequence", MOE_KEY_INT, FIELD(sc.sequence), .min = 1, .max = 1 << 20},
+};
+static const struct moe_key capacity_keys[] = {
+    {"rule", MOE_KEY_TEXT, FIELD(sc.capacity.rule), .required = true},
+    {"factor", MOE_KEY_REAL, FIELD(sc.capacity.factor), .min = 1e-6, .max = 1e6},
+    {"drop", MOE_KEY_CHOICE, FIELD(sc.capacity.by_position), .choices = drops},
+    {"pad", MOE_KEY_CHOICE, FIELD(sc.capacity.pad), .choices = booleans},
+    {"group_tokens", MOE_KEY_INT, FIELD(sc.capacity.group_tokens), .min = 0, .max = 1 << 24},
 };
 static const struct moe_key layout_keys[] = {
     {"ranks", MOE_KEY_INT, FIELD(sc.ranks), .required = true, .min = 1, .max = 16384},
     {"expert_parallel", MOE_KEY_INT, FIELD(sc.expert_parallel), .min = 1, .max = 16384},
+    {"rank_order", MOE_KEY_CHOICE, FIELD(sc.rank_order), .choices = moe_rank_order_text},
 };
 static const struct moe_key routing_keys[] = {
     {"skew", MOE_KEY_REAL, FIELD(sc.skew), .min = 0, .max = 10},
@@ -64,33 +85,67 @@ static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
     return MOE_OK;
 }
 
-static int check_layout(const struct moe_yaml *layout, const struct moe_yaml *model,
-                        const struct moe_scenario *sc)
+int moe_scenario_check_layout(const struct moe_scenario *sc)
 {
     long long ep = sc->expert_parallel;
     if (sc->ranks % ep)
-        return moe_fail(MOE_EINPUT, "%s:%d: expert_parallel %lld does not divide ranks %lld", layout->file,
-                        layout->line, ep, (long long)sc->ranks);
+        return moe_fail(MOE_EINPUT, "expert_parallel %lld does not divide ranks %lld", ep,
+                        (long long)sc->ranks);
     if (sc->experts % ep)
-        return moe_fail(MOE_EINPUT, "%s:%d: expert_parallel %lld does not divide experts %lld", layout->file,
-                        layout->line, ep, (long long)sc->experts);
+        return moe_fail(MOE_EINPUT, "expert_parallel %lld does not divide experts %lld", ep,
+                        (long long)sc->experts);
+    return MOE_OK;
+}
+
+/* Puts the place of a node before an error that has none. */
+static int at(const struct moe_yaml *node, int err)
+{
+    return err < 0 ? moe_fail(err, "%s:%d: %s", node->file, node->line, moe_error()) : err;
+}
+
+static int check_model(const struct moe_yaml *model, const struct moe_scenario *sc)
+{
     if (sc->top_k > sc->experts)
         return moe_fail(MOE_EINPUT, "%s:%d: top_k %lld is above experts %lld", model->file, model->line,
                         (long long)sc->top_k, (long long)sc->experts);
+    if (sc->heads && (sc->hidden % sc->heads || sc->hidden / sc->heads % 2))
+        return moe_fail(MOE_EINPUT, "%s:%d: hidden %lld does not split into %lld heads of an even size",
+                        model->file, model->line, (long long)sc->hidden, (long long)sc->heads);
     return MOE_OK;
+}
+
+/* A preset makes every other key optional. */
+static int read_model(const struct moe_yaml *node, struct draft *d)
+{
+    struct moe_key keys[COUNT(model_keys)];
+    for (int i = 0; i < COUNT(keys); i++) {
+        keys[i] = model_keys[i];
+        keys[i].required = false;
+    }
+    MOE_TRY(moe_yaml_read(node, keys, COUNT(keys), d)); /* finds the preset */
+    if (!*d->preset) return moe_yaml_read(node, model_keys, COUNT(model_keys), d);
+    MOE_TRY(at(node, moe_scenario_preset(&d->sc, d->preset)));
+    return moe_yaml_read(node, keys, COUNT(keys), d);
 }
 
 static int read_all(const struct moe_yaml *root, struct draft *d)
 {
     struct moe_scenario *sc = &d->sc;
     moe_copy_name(sc->dispatcher, "alltoall");
-    sc->learning_rate = 0.1;
+    moe_copy_name(sc->capacity.rule, "dropless");
+    sc->capacity.factor = 1;
+    sc->sequence = 64;
+    sc->learning_rate = 0.003;
+    sc->clip_norm = 1;
+    sc->aux_loss = 0.01;
     MOE_TRY(moe_yaml_read(root, top_keys, COUNT(top_keys), d));
-    MOE_TRY(moe_yaml_read(d->node.model, model_keys, COUNT(model_keys), d));
+    MOE_TRY(read_model(d->node.model, d));
     MOE_TRY(moe_yaml_read(d->node.layout, layout_keys, COUNT(layout_keys), d));
     if (d->node.routing) MOE_TRY(moe_yaml_read(d->node.routing, routing_keys, COUNT(routing_keys), d));
+    if (d->node.capacity) MOE_TRY(moe_yaml_read(d->node.capacity, capacity_keys, COUNT(capacity_keys), d));
     if (!sc->expert_parallel) sc->expert_parallel = sc->ranks;
-    MOE_TRY(check_layout(d->node.layout, d->node.model, sc));
+    MOE_TRY(at(d->node.layout, moe_scenario_check_layout(sc)));
+    MOE_TRY(check_model(d->node.model, sc));
     return read_tokens(d->node.tokens, sc);
 }
 

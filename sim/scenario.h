@@ -1,15 +1,25 @@
 /* scenario - what the user asks about: model, layout, dispatcher, routing and machine, in YAML.
  *
- *   model:            {layers: 2, hidden: 64, ffn: 128, experts: 8, top_k: 2}
- *   layout:           {ranks: 4, expert_parallel: 4}
+ *   model:            {layers: 2, hidden: 64, ffn: 128, experts: 8, top_k: 2, heads: 4, sequence: 64}
+ *                                   # or {preset: mixtral_8x7b, layers: 4}: keys beside it replace its own
+ *   layout:           {ranks: 4, expert_parallel: 4, rank_order: consecutive}   # or strided
  *   tokens_per_rank:  256             # or a list with one number per rank
- *   dispatcher:       alltoall
+ *   dispatcher:       alltoall        # or allgather
+ *   capacity:         {rule: megatron, factor: 1.25, drop: probs, pad: false}   # default: rule dropless
  *   dtype:            float32         # or float64
- *   learning_rate:    0.1
+ *   optimizer:        adamw           # or sgd
+ *   learning_rate:    0.003
+ *   clip_norm:        1.0             # 0: gradients are not clipped
+ *   aux_loss:         0.01            # coefficient of the load-balancing loss; 0: none
  *   routing:          {skew: 0.5, seed: 1}   # for check and simulate; a trace brings its own
  *   topology:         dgx_h100        # for simulate; may be named on the command line
  *
- * Only model, layout and tokens_per_rank are required. */
+ * Only model (heads and sequence excepted), layout and tokens_per_rank are required. heads: 0 leaves
+ * attention out. Presets (presets.c, which says what of them our model cannot express): mixtral_8x7b,
+ * deepseek_v3, qwen3_moe_235b, olmoe_1b_7b, switch_base_128. layout.rank_order: the ranks that split the
+ * experts are neighbours (consecutive), or as far from each other as can be (strided), so that the copies of
+ * an expert are neighbours. capacity.drop: probs keeps the most probable rows, position the first.
+ * capacity.group_tokens: the tokens that share a capacity, when not all of a rank do. */
 #ifndef MOE_SCENARIO_H
 #define MOE_SCENARIO_H
 
@@ -17,14 +27,29 @@
 
 enum { MOE_VOCAB = 256 }; /* the model reads and predicts bytes */
 
+struct moe_capacity {
+    char rule[MOE_NAME];
+    double factor;
+    int by_position; /* 0: keep the most probable */
+    int pad;
+    int64_t group_tokens; /* 0: all tokens of the rank */
+};
+
+enum moe_optimizer { MOE_ADAMW, MOE_SGD };
+enum moe_rank_order { MOE_CONSECUTIVE, MOE_STRIDED, MOE_RANK_ORDER_COUNT };
+extern const char *const moe_rank_order_text[]; /* ends with NULL */
+
 struct moe_scenario {
     char name[2 * MOE_NAME]; /* file name, for messages and tables */
-    int64_t layers, hidden, ffn, experts, top_k;
+    int64_t layers, hidden, ffn, experts, top_k, heads, sequence;
     int64_t ranks, expert_parallel;
+    int rank_order;  /* enum moe_rank_order */
     int64_t *tokens; /* [ranks] */
     char dispatcher[MOE_NAME], topology[MOE_NAME];
-    int dtype; /* enum moe_type: MOE_F32 or MOE_F64 */
-    double learning_rate, skew;
+    struct moe_capacity capacity;
+    int dtype;     /* enum moe_type: MOE_F32 or MOE_F64 */
+    int optimizer; /* enum moe_optimizer */
+    double learning_rate, clip_norm, aux_loss, skew;
     int64_t seed;
     char *text; /* the YAML itself, kept with a capture */
 };
@@ -35,5 +60,11 @@ struct moe_scenario {
 int moe_scenario_load(const char *path, struct moe_scenario **out);
 int moe_scenario_parse(const char *name, const char *text, struct moe_scenario **out);
 void moe_scenario_free(struct moe_scenario *sc);
+
+/* Does expert_parallel divide ranks and experts? Errors: MOE_EINPUT, without file and line. */
+int moe_scenario_check_layout(const struct moe_scenario *sc);
+/* Sets the sizes of the model to those of a preset. Errors: MOE_EINPUT for an unknown name, with the nearest
+ * one, without file and line. Source: presets.c. */
+int moe_scenario_preset(struct moe_scenario *sc, const char *name);
 
 #endif

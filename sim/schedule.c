@@ -1,6 +1,7 @@
 /* schedule.c - see schedule.h. */
 #include "sim/schedule.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +18,19 @@ const char *const moe_kernel_text[] = {MOE_KERNELS(X)};
 #define X(name, text, cost) MOE_COST_##cost,
 const enum moe_cost moe_kernel_cost[] = {MOE_KERNELS(X)};
 #undef X
-#define X(name, text) text,
+#define X(name, text, send_per_peer, recv_per_peer, reduces) text,
 const char *const moe_collective_text[] = {MOE_COLLECTIVES(X)};
+#undef X
+#define X(name, text, send_per_peer, recv_per_peer, reduces) send_per_peer,
+const bool moe_send_per_peer[] = {MOE_COLLECTIVES(X)};
+#undef X
+#define X(name, text, send_per_peer, recv_per_peer, reduces) recv_per_peer,
+const bool moe_recv_per_peer[] = {MOE_COLLECTIVES(X)};
+#undef X
+#define X(name, text, send_per_peer, recv_per_peer, reduces) reduces,
+const bool moe_reduces[] = {MOE_COLLECTIVES(X)};
+#undef X
+#define X(name, text) text,
 const char *const moe_op_kind_text[] = {MOE_OP_KINDS(X)};
 const char *const moe_pass_text[] = {MOE_PASSES(X)};
 #undef X
@@ -89,15 +101,24 @@ void moe_block_delete(struct moe_block *b, int id)
     moe_assert(!"no operation with this id");
 }
 
-int moe_symbol_count(const struct moe_schedule *s, int symbol)
+int moe_symbol_count(const struct moe_schedule *s, int symbol, int rank)
 {
     const struct moe_symbol *y = &s->symbols[symbol];
-    return y->buffer < 0 ? 1 : y->by_row ? y->rows : y->cols;
+    if (y->buffer >= 0) {
+        const struct moe_comm *slice = !y->slice ? NULL : &s->comms[y->slice];
+        return y->by_row ? y->rows : slice ? y->cols / moe_group_size(slice, slice->group_of[rank]) : y->cols;
+    }
+    if (y->scope == MOE_SCOPE_PEER)
+        return moe_group_size(&s->comms[y->comm], s->comms[y->comm].group_of[rank]);
+    return y->scope == MOE_SCOPE_EXPERT ? y->cols : 1;
 }
 
-int64_t moe_symbol_reduce(const struct moe_symbol *y, const int64_t *content, int index)
+int64_t moe_symbol_reduce(const struct moe_schedule *s, int symbol, int rank, const int64_t *content,
+                          int index)
 {
+    const struct moe_symbol *y = &s->symbols[symbol];
     int64_t sum = 0;
+    if (y->slice) index += s->comms[y->slice].index_of[rank] * moe_symbol_count(s, symbol, rank);
     if (y->by_row)
         for (int c = 0; c < y->cols; c++) sum += content[(size_t)index * (size_t)y->cols + (size_t)c];
     else
@@ -105,12 +126,26 @@ int64_t moe_symbol_reduce(const struct moe_symbol *y, const int64_t *content, in
     return sum;
 }
 
-int64_t moe_symbol_initial(const struct moe_schedule *s, int symbol, int rank)
+int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int index)
 {
-    if (s->symbols[symbol].scope == MOE_SCOPE_RANK) return s->tokens[rank];
+    const struct moe_symbol *y = &s->symbols[symbol];
+    if (y->expr) return moe_eval(s, env, y->expr, rank, 0, index);
+    if (y->scope == MOE_SCOPE_RANK) return s->tokens[rank];
+    if (y->scope == MOE_SCOPE_PEER) {
+        const struct moe_comm *c = &s->comms[y->comm];
+        return s->tokens[c->members[c->first[c->group_of[rank]] + index]];
+    }
     int64_t sum = 0;
     for (int r = 0; r < s->n_ranks; r++) sum += s->tokens[r];
     return sum;
+}
+
+/* In double, as the framework computes it (founding_cases.md A.0b: 100 x 1.1 gives 111 in double, 110 in
+ * float). */
+static int64_t ceil_of(int64_t a, int64_t b, double factor)
+{
+    double value = b ? ceil((double)a / (double)b * factor) : 0;
+    return value < 9e18 ? (int64_t)value : MOE_UNKNOWN;
 }
 
 int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int index)
@@ -119,9 +154,10 @@ int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int
     int64_t a, b;
     switch (e->op) {
     case MOE_EXPR_CONST: return e->value;
+    case MOE_EXPR_PLACE: return s->comms[e->a].index_of[rank];
     case MOE_EXPR_SYM: return env.value(env.ctx, e->a, rank, layer, index);
     case MOE_EXPR_SUM:
-        for (a = 0, b = 0; b < moe_symbol_count(s, e->a); b++) {
+        for (a = 0, b = 0; b < moe_symbol_count(s, e->a, rank); b++) {
             int64_t value = env.value(env.ctx, e->a, rank, layer, (int)b);
             if (value == MOE_UNKNOWN) return value;
             a += value;
@@ -132,7 +168,12 @@ int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int
     a = moe_eval(s, env, e->a, rank, layer, index);
     b = moe_eval(s, env, e->b, rank, layer, index);
     if (a == MOE_UNKNOWN || b == MOE_UNKNOWN) return MOE_UNKNOWN;
-    return e->op == MOE_EXPR_ADD ? a + b : a * b;
+    switch (e->op) {
+    case MOE_EXPR_ADD: return a + b;
+    case MOE_EXPR_MUL: return a * b;
+    case MOE_EXPR_MIN: return a < b ? a : b;
+    default: return ceil_of(a, b, e->factor);
+    }
 }
 
 void moe_op_label(const struct moe_block *b, const struct moe_op *op, int layer, char out[2 * MOE_NAME])
@@ -203,8 +244,10 @@ int moe_schedule_check(const struct moe_schedule *s)
     for (int i = 0; i < s->n_exprs; i++) {
         const struct moe_expr *e = &s->exprs[i];
         bool symbol = e->op == MOE_EXPR_SYM || e->op == MOE_EXPR_SUM;
-        bool sum = e->op == MOE_EXPR_ADD || e->op == MOE_EXPR_MUL;
-        if ((symbol && !in_range(e->a, s->n_symbols)) || (sum && (!in_range(e->a, i) || !in_range(e->b, i))))
+        bool leaf = symbol || e->op == MOE_EXPR_CONST || e->op == MOE_EXPR_PLACE;
+        if ((symbol && !in_range(e->a, s->n_symbols)) ||
+            (!leaf && (!in_range(e->a, i) || !in_range(e->b, i))) ||
+            (e->op == MOE_EXPR_PLACE && !in_range(e->a, s->n_comms)))
             return moe_fail(MOE_EFAILED, "malformed schedule: expression %d", i);
     }
     for (int i = 0; i < s->n_roles; i++) {

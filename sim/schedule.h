@@ -20,44 +20,71 @@
  * MEMORY moves `bytes`; GEMM is [m, k] x [k, n]; GROUPED is one GEMM per group with rows from `group`. */
 #define MOE_COSTS(X) X(MEMORY) X(GEMM) X(GROUPED)
 
-/* Computations. dims, reads -> writes; [..] are shapes. Every kernel is written plainly in kernels/ref.c. */
+/* Computations. dims : reads -> writes; [..] are shapes; dx, db ... are gradients. Plain C in kernels/ref.c.
+ * A slot of -1 is a dropped row: nothing is moved, its weight counts as 0. */
 #define MOE_KERNELS(X) \
    X(EMBED,        "embed",        MEMORY)  /* T H V     : token [T], emb [V,H] -> x [T,H] */ \
    X(EMBED_BWD,    "embed_bwd",    MEMORY)  /* T H V     : token [T], dx [T,H] -> demb [V,H] */ \
+   X(RMSNORM,      "rmsnorm",      MEMORY)  /* T H       : x [T,H], gain [H] -> y [T,H] = x / sqrt(mean x^2 + 1e-5) * gain */ \
+   X(RMSNORM_BWD,  "rmsnorm_bwd",  MEMORY)  /* T H       : x, gain, dy -> dx [T,H], dgain [H] */ \
+   X(ATTENTION,    "attention",    MEMORY)  /* T H A S   : qkv [T,3H] -> o [T,H]; A heads, causal within sequences of S, rotary */ \
+   X(ATTENTION_BWD,"attention_bwd",MEMORY)  /* T H A S   : qkv, do -> dqkv [T,3H] */ \
+   X(ADD,          "add",          MEMORY)  /* n         : a [n], b [n] -> y [n] */ \
+   X(ADD_BWD,      "add_bwd",      MEMORY)  /* n         : dy [n] -> da [n], db [n] */ \
    X(GEMM,         "gemm",         GEMM)    /* m n k     : A, B -> C [m,n] = op(A) op(B) */ \
    X(TOPK,         "topk",         MEMORY)  /* T E K     : logits [T,E] -> prob [T,E], expert [T,K], slot [T,K], counts [E] */ \
    X(TOPK_BWD,     "topk_bwd",     MEMORY)  /* T E K     : prob [T,E], dprob [T,E] -> dlogits [T,E] */ \
-   X(PERMUTE,      "permute",      MEMORY)  /* T H K     : x [T,H], slot [T,K] -> rows [T*K,H] */ \
-   X(PERMUTE_BWD,  "permute_bwd",  MEMORY)  /* T H K     : drows [T*K,H], slot [T,K] -> dx [T,H] */ \
+   X(LIMIT,        "limit",        MEMORY)  /* T E K C G P: prob, expert, counts -> slot [T,K], kept_expert [T,K], kept [E], (padded) arrive [P,E/P] */ \
+   X(AUX_LOSS,     "aux_loss",     MEMORY)  /* T E       : prob [T,E], all_counts [E] -> loss [1] = factor / divisor * sum prob * all_counts */ \
+   X(AUX_LOSS_BWD, "aux_loss_bwd", MEMORY)  /* T E       : all_counts [E] -> dprob [T,E] = factor / divisor * all_counts */ \
+   X(SELECT,       "select",       MEMORY)  /* T e K f   : expert [T,K] -> slot [T,K] = row by (expert, token) of experts f .. f+e-1, else -1 */ \
+   X(PERMUTE,      "permute",      MEMORY)  /* T H K n   : x [T,H], slot [T,K] -> rows [n,H]; rows that no slot names are 0 */ \
+   X(PERMUTE_BWD,  "permute_bwd",  MEMORY)  /* T H K n   : drows [n,H], slot [T,K] -> dx [T,H] */ \
    X(SORT_ROWS,    "sort_rows",    MEMORY)  /* P e H     : rows by (source, expert), counts [P,e] -> rows by (expert, source) */ \
    X(UNSORT_ROWS,  "unsort_rows",  MEMORY)  /* P e H     : the inverse of sort_rows */ \
    X(GROUPED_GEMM, "grouped_gemm", GROUPED) /* e n k     : A [rows,k], B [e,k,n] ([e,n,k] when trans_b) -> C [rows,n] */ \
    X(GROUPED_WGRAD,"grouped_wgrad",GROUPED) /* e n k     : A [rows,k], dC [rows,n] -> dB [e,k,n]; an empty group gives zeros */ \
    X(SWIGLU,       "swiglu",       MEMORY)  /* rows F    : h [rows,2F] -> a [rows,F] = silu(h[:,:F]) * h[:,F:] */ \
    X(SWIGLU_BWD,   "swiglu_bwd",   MEMORY)  /* rows F    : h [rows,2F], da [rows,F] -> dh [rows,2F] */ \
-   X(COMBINE,      "combine",      MEMORY)  /* T H K E   : x [T,H], rows [T*K,H], prob, expert, slot -> y [T,H] = x + sum_k prob * row */ \
-   X(COMBINE_BWD,  "combine_bwd",  MEMORY)  /* T H K E   : dy, rows, prob, expert, slot -> dx [T,H] = dy, drows [T*K,H], dprob [T,E] */ \
+   X(COMBINE,      "combine",      MEMORY)  /* T H K E n : rows [n,H], prob, expert, slot -> y [T,H] = sum_k prob * row */ \
+   X(COMBINE_BWD,  "combine_bwd",  MEMORY)  /* T H K E n : rows, prob, expert, slot, dy -> drows [n,H], dprob [T,E] */ \
    X(XENT,         "xent",         MEMORY)  /* T V       : logits [T,V], target [T] -> dlogits [T,V], loss [1] = sum over tokens, nats */ \
+   X(ZERO,         "zero",         MEMORY)  /* n         : -> y [n] = 0 */ \
    X(SCALE,        "scale",        MEMORY)  /* n         : g [n] -> g [n] / divisor */ \
-   X(SGD,          "sgd",          MEMORY)  /* n         : param [n], grad [n] -> param [n] - factor * grad */
+   X(SQNORM,       "sqnorm",       MEMORY)  /* n         : g [n] -> norm [1] (float64) = sum of g^2 */ \
+   X(CLIP,         "clip",         MEMORY)  /* n         : g [n], norm [1], norm [1] -> g * min(1, factor / sqrt(norm + norm)) */ \
+   X(SGD,          "sgd",          MEMORY)  /* n         : param [n], grad [n] -> param [n] - factor * grad */ \
+   X(ADAMW,        "adamw",        MEMORY)  /* n         : param, grad, m, v [n] -> param, m, v; factor the learning rate */
 
-/* send, recv are elements per peer for ALLTOALL (evaluated at index = peer's place in the group) and all
- * elements of the buffer for ALLREDUCE. */
-#define MOE_COLLECTIVES(X) X(ALLTOALL, "alltoall") X(ALLREDUCE, "allreduce")
+/* Who counts what, and whether elements are added up. Per peer: send (or recv) is evaluated at index = the peer's
+ * place in the group, and the buffer holds the parts in that order; else it is one number.
+ *                      text            send per peer, recv per peer, reduces */
+#define MOE_COLLECTIVES(X) \
+        X(ALLTOALL,      "alltoall",      true,  true,  false) \
+        X(ALLREDUCE,     "allreduce",     false, false, true) \
+        X(ALLGATHER,     "allgather",     false, true,  false) \
+        X(REDUCESCATTER, "reducescatter", true,  false, true)
 #define MOE_OP_KINDS(X) X(KERNEL, "kernel") X(COLLECTIVE, "collective") X(HOST_SYNC, "host_sync")
-#define MOE_PASSES(X) X(FORWARD, "forward") X(BACKWARD, "backward") X(SYNC, "sync") X(UPDATE, "update")
+#define MOE_PASSES(X) \
+        X(FORWARD, "forward") X(BACKWARD, "backward") X(SYNC, "sync") X(CLIPPING, "clipping") X(UPDATE, "update")
 
 /* INPUT   filled by the runtime before the step (token ids, targets)
  * COUNTS  int64 [E]: rows of this rank for every expert; the kernel that writes it is where routing enters
  * INDEX   other integers that kernels hand to kernels
+ * STATE   of the optimizer: kept from step to step, zero at first
+ * NORM    float64 [1]: a sum of squares that must cover the right ranks (a moe_param without a buffer)
  * OUTPUT  must be written when the step ends (the loss) */
-#define MOE_BUFFER_ROLES(X) X(INPUT) X(PARAM) X(GRAD) X(ACTIVATION) X(COUNTS) X(INDEX) X(OUTPUT)
+#define MOE_BUFFER_ROLES(X) \
+        X(INPUT) X(PARAM) X(GRAD) X(STATE) X(NORM) X(ACTIVATION) X(COUNTS) X(INDEX) X(OUTPUT)
 #define MOE_EXPR_OPS(X) \
         X(CONST)  /* value */ \
+        X(PLACE)  /* the rank's place in its group of communicator a */ \
         X(SYM)    /* symbol a at the index under evaluation */ \
         X(SUM)    /* sum of symbol a over all its indices on the rank */ \
         X(ADD)    /* a + b */ \
-        X(MUL)    /* a * b */
+        X(MUL)    /* a * b */ \
+        X(MIN)    /* the smaller of a and b */ \
+        X(CEIL)   /* ceil((double)a / (double)b * factor), all in double */
 /* clang-format on */
 
 #define X(name, text, bytes) MOE_##name,
@@ -69,8 +96,10 @@ enum moe_cost { MOE_COSTS(X) MOE_COST_COUNT };
 #define X(name, text, cost) MOE_K_##name,
 enum moe_kernel { MOE_KERNELS(X) MOE_K_COUNT };
 #undef X
-#define X(name, text) MOE_##name,
+#define X(name, text, send_per_peer, recv_per_peer, reduces) MOE_##name,
 enum moe_collective { MOE_COLLECTIVES(X) MOE_COLLECTIVE_COUNT };
+#undef X
+#define X(name, text) MOE_##name,
 enum moe_op_kind { MOE_OP_KINDS(X) MOE_OP_KIND_COUNT };
 enum moe_pass { MOE_PASSES(X) MOE_PASS_COUNT };
 #undef X
@@ -83,6 +112,7 @@ enum moe_expr_op { MOE_EXPR_OPS(X) MOE_EXPR_OP_COUNT };
 
 extern const char *const moe_type_text[],
     *const moe_kernel_text[], *const moe_collective_text[], *const moe_op_kind_text[], *const moe_pass_text[];
+extern const bool moe_send_per_peer[], moe_recv_per_peer[], moe_reduces[];
 extern const int moe_type_bytes[];
 extern const enum moe_cost moe_kernel_cost[];
 
@@ -101,18 +131,23 @@ struct moe_expr {
     enum moe_expr_op op;
     int a, b; /* expression or symbol indices */
     int64_t value;
+    double factor;
 };
 
 enum moe_scope { MOE_SCOPE_GLOBAL, MOE_SCOPE_RANK, MOE_SCOPE_PEER, MOE_SCOPE_EXPERT };
 
-/* buffer < 0: known from the start; the value is tokens[rank] (RANK) or the sum of tokens (GLOBAL).
- * Otherwise the buffer is seen as [rows, cols] and value i is the sum of row i (by_row) or of column i. */
+/* buffer < 0: known from the start. `expr` when set; else the tokens of the rank (RANK), of member i of its
+ * group (PEER) or of all ranks (GLOBAL). EXPERT without buffer has `cols` values. Otherwise the buffer is
+ * seen as [rows, cols] and value i is the sum of row i (by_row) or of column i. With a `slice` the columns
+ * are split over the members of that communicator: only the rank's own count, from 0 on. */
 struct moe_symbol {
     char name[MOE_NAME];
     enum moe_scope scope;
     int comm; /* PEER: index i is member i of the rank's group here; else -1 */
     int buffer, rows, cols;
     bool by_row;
+    int slice; /* communicator, 0: none */
+    int expr;  /* expression, or 0 */
 };
 
 /* One slot when slots == 1; else one slot a layer (a reference adds its shift to the layer). */
@@ -125,16 +160,18 @@ struct moe_buffer {
     int grad;   /* buffer that holds its gradient, or -1 */
 };
 
-/* A trained tensor. Its gradient must arrive at the update as the sum over all members of the rank's group in
- * `replicas` of every contribution of the backward pass, divided by `divisor`. */
+/* A trained tensor, or (buffer < 0) a norm that `grad` holds. Its gradient must arrive at the update as the
+ * sum over all members of the rank's group in `replicas` of every contribution of the backward pass, divided
+ * by `divisor`. */
 struct moe_param {
     char name[MOE_NAME];
     int buffer, grad;
-    bool per_layer;  /* one tensor a layer: one slot each */
-    int replicas;    /* communicator whose group holds copies of the same tensor */
-    int shard;       /* communicator that splits the global tensor by place in the group, or -1 */
-    int divisor;     /* expression: what the sum must be divided by */
-    double init_std; /* standard deviation of the initial values */
+    bool per_layer;             /* one tensor a layer: one slot each */
+    int replicas;               /* communicator whose group holds copies of the same tensor */
+    int shard;                  /* communicator that splits the global tensor by place in the group, or -1 */
+    int divisor;                /* expression: what the sum must be divided by */
+    int clips;                  /* how often it must have been clipped */
+    double init_mean, init_std; /* of the initial values */
 };
 
 struct moe_ref {
@@ -143,7 +180,11 @@ struct moe_ref {
     bool accumulate; /* writes: adds to what is there instead of replacing it */
 };
 
-enum { MOE_REFS = 6, MOE_DIMS = 4 };
+enum { MOE_REFS = 6, MOE_DIMS = 6 };
+enum {
+    MOE_LIMIT_BY_POSITION = 1,
+    MOE_LIMIT_PAD = 2
+}; /* mode bits of LIMIT; without the first: by probability */
 enum { MOE_STREAM_COMPUTE, MOE_STREAM_COMM, MOE_STREAM_COUNT };
 
 struct moe_op {
@@ -165,8 +206,11 @@ struct moe_op {
     bool trans_a, trans_b;
     int group;     /* GROUPED: symbol with the rows of each group, else -1 */
     int bytes;     /* KERNEL of class MEMORY: expression, bytes read and written */
-    int divisor;   /* SCALE: expression */
-    double factor; /* SGD: learning rate */
+    int flops;     /* KERNEL of class MEMORY: expression, arithmetic beside the bytes; 0: it does not count */
+    int mode;      /* LIMIT: bits */
+    int divisor;   /* SCALE, AUX_LOSS: expression */
+    double factor; /* SGD, ADAMW: learning rate; AUX_LOSS: coefficient; CLIP: largest norm */
+    double decay;  /* ADAMW: weight decay */
     /* Differentiation: a forward operation says which of its reads need a gradient; a backward operation says
      * of which operation it is the backward and which of those reads it serves. */
     uint32_t needs_grad;
@@ -233,11 +277,12 @@ struct moe_env {
 int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int index);
 
 /* Number of values a symbol has on a rank (1, group size, or experts). */
-int moe_symbol_count(const struct moe_schedule *s, int symbol);
-/* Value i of a symbol, from the content of its buffer. content [rows * cols]. */
-int64_t moe_symbol_reduce(const struct moe_symbol *y, const int64_t *content, int index);
-/* Value of a symbol that is known from the start (buffer < 0). */
-int64_t moe_symbol_initial(const struct moe_schedule *s, int symbol, int rank);
+int moe_symbol_count(const struct moe_schedule *s, int symbol, int rank);
+/* Value i of a symbol on a rank, from the content of its buffer. content [rows * cols]. */
+int64_t moe_symbol_reduce(const struct moe_schedule *s, int symbol, int rank, const int64_t *content,
+                          int index);
+/* Value i of a symbol that is known from the start (buffer < 0). */
+int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int index);
 
 static inline int moe_slot(const struct moe_schedule *s, struct moe_ref ref, int layer)
 {

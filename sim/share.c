@@ -1,157 +1,284 @@
 /* share.c - see share.h.
  *
- * The level of a link is what is left of it divided by its flows that are not frozen: the common rate at
- * which it would fill. Freezing flows at the lowest level never lowers the level of another link. So the heap
+ * The level of a link is what is left of it divided by its flows that are not settled: the common rate at
+ * which it would fill. Settling flows at the lowest level never lowers the level of another link. So the heap
  * may hold levels that are out of date: they are too low, and are corrected when they come to the top. A link
- * is corrected at most once per flow that was frozen on it. */
+ * is corrected at most once per flow that was settled on it.
+ *
+ * Parts are a union-find that only joins; one falls apart when its last flow has left. So a part may be
+ * larger than need be, which costs time and changes nothing. */
 #include "sim/share.h"
-
-#include "sim/heap.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Levels this close (relative) are one, so that rounding does not tell apart links that fill together. */
 static const double TIE = 1e-12;
 
-struct system {
-    int n_links, n_flows;
-    const int *first, *path; /* links of a flow */
-    double *rate;            /* [F] 0: not frozen */
-    double *left;            /* [L] capacity that no frozen flow uses */
-    int *active;             /* [L] flows that are not frozen */
-    int *flow_first, *flow;  /* [L + 1] flows of a link, as first and path are links of a flow */
-    double level;            /* reached so far */
-    struct moe_heap heap;    /* of links with active flows, lowest level first */
-};
+/* Link l alone. */
+static void start_part(struct moe_share_link *k, int l)
+{
+    k->parent = k->next = l;
+    k->part_flows = 0;
+    k->part_level = INFINITY;
+}
+
+void moe_share_init(struct moe_share *s, int n_links, const double *cap)
+{
+    *s = (struct moe_share){.n_links = n_links, .vacant = -1};
+    s->link = moe_alloc((size_t)n_links, sizeof *s->link);
+    s->filling = moe_alloc((size_t)n_links, sizeof *s->filling);
+    s->heap = moe_alloc((size_t)n_links, sizeof *s->heap);
+    s->tied = moe_alloc((size_t)n_links, sizeof *s->tied);
+    for (int l = 0; l < n_links; l++) {
+        moe_assert(cap[l] > 0 && isfinite(cap[l]));
+        s->link[l].cap = cap[l];
+        start_part(&s->link[l], l);
+    }
+}
+
+void moe_share_free(struct moe_share *s)
+{
+    for (int l = 0; l < s->n_links; l++) free(s->link[l].flow);
+    free(s->link);
+    free(s->flow);
+    free(s->dirty);
+    free(s->changed);
+    free(s->moved);
+    free(s->filling);
+    free(s->heap);
+    free(s->tied);
+}
+
+static void append(int **items, int *n, int *cap, int item)
+{
+    *items = moe_grow(*items, cap, *n + 1, sizeof **items);
+    (*items)[(*n)++] = item;
+}
+
+/* ---- parts ---- */
+
+static int root_of(struct moe_share *s, int l)
+{
+    struct moe_share_link *k = s->link;
+    while (k[l].parent != l) l = k[l].parent = k[k[l].parent].parent;
+    return l;
+}
+
+static void join(struct moe_share *s, int l, int m)
+{
+    struct moe_share_link *a = &s->link[root_of(s, l)], *b = &s->link[root_of(s, m)];
+    if (a == b) return;
+    int next = a->next;
+    a->next = b->next;
+    b->next = next;
+    b->parent = a->parent;
+    a->part_flows += b->part_flows;
+    a->part_level = fmin(a->part_level, b->part_level);
+}
+
+/* A flow over link l and of this rate joins (by 1) or leaves (by -1) its part. */
+static void change(struct moe_share *s, int l, int by, double rate)
+{
+    struct moe_share_link *root = &s->link[root_of(s, l)];
+    if (isinf(root->part_level)) append(&s->dirty, &s->n_dirty, &s->cap_dirty, l);
+    root->part_level = fmin(root->part_level, rate);
+    root->part_flows += by;
+}
+
+/* ---- lists ---- */
+
+static void swap_entries(struct moe_share *s, struct moe_share_link *k, int a, int b)
+{
+    struct moe_share_entry entry = k->flow[a];
+    k->flow[a] = k->flow[b];
+    k->flow[b] = entry;
+    s->flow[k->flow[a].flow].place[k->flow[a].i] = a;
+    s->flow[k->flow[b].flow].place[k->flow[b].i] = b;
+}
+
+/* Link l, -1: none, serves flow f from now on. */
+static void set_server(struct moe_share *s, int f, int l)
+{
+    struct moe_share_flow *w = &s->flow[f];
+    for (int i = 0; i < w->n_links; i++) {
+        struct moe_share_link *k = &s->link[w->link[i]];
+        if (w->link[i] == w->server) swap_entries(s, k, w->place[i], --k->n_served);
+        if (w->link[i] == l) swap_entries(s, k, w->place[i], k->n_served++);
+    }
+    w->was = w->server;
+    w->server = l;
+}
+
+int moe_share_add(struct moe_share *s, int n, const int *path)
+{
+    int f = s->vacant;
+    if (f < 0) {
+        f = s->n_places++;
+        s->flow = moe_grow(s->flow, &s->cap_flows, s->n_places, sizeof *s->flow);
+    } else {
+        s->vacant = s->flow[f].place[0];
+    }
+    struct moe_share_flow *w = &s->flow[f];
+    moe_assert(n > 0 && n <= MOE_SHARE_PATH);
+    *w = (struct moe_share_flow){.n_links = n, .server = -1};
+    for (int i = 0; i < n; i++) {
+        moe_assert(path[i] >= 0 && path[i] < s->n_links);
+        struct moe_share_link *k = &s->link[w->link[i] = path[i]];
+        k->flow = moe_grow(k->flow, &k->cap_flows, k->n + 1, sizeof *k->flow);
+        k->flow[w->place[i] = k->n++] = (struct moe_share_entry){f, i};
+        join(s, path[0], path[i]);
+    }
+    change(s, path[0], 1, 0);
+    return f;
+}
+
+void moe_share_remove(struct moe_share *s, int f)
+{
+    struct moe_share_flow *w = &s->flow[f];
+    change(s, w->link[0], -1, w->server < 0 ? 0 : s->link[w->server].level);
+    set_server(s, f, -1);
+    for (int i = 0; i < w->n_links; i++) {
+        struct moe_share_link *k = &s->link[w->link[i]];
+        swap_entries(s, k, w->place[i], --k->n);
+    }
+    w->place[0] = s->vacant;
+    s->vacant = f;
+}
+
+/* ---- filling ---- */
 
 /* Not below the level reached, which rounding could do. */
-static double link_level(const struct system *s, int link)
+static double link_level(const struct moe_share *s, int l)
 {
-    double level = s->left[link] / s->active[link];
+    double level = s->filling[l].left / s->filling[l].active;
     return level > s->level ? level : s->level;
 }
 
-/* Doubles above 0 sort like their bit patterns, so a level can be the time of an event. */
-static void push_link(struct system *s, int link, double level)
+/* Lets the key at i sink to where none below it is lower. */
+static void sink(struct moe_share *s, int i)
 {
-    struct moe_event e = {.a = link};
-    memcpy(&e.time, &level, sizeof level);
-    moe_heap_push(&s->heap, e);
+    struct moe_share_key key = s->heap[i];
+    for (int child; (child = 2 * i + 1) < s->n_heap; i = child) {
+        if (child + 1 < s->n_heap && s->heap[child + 1].level < s->heap[child].level) child++;
+        if (s->heap[child].level >= key.level) break;
+        s->heap[i] = s->heap[child];
+    }
+    s->heap[i] = key;
 }
 
-/* Takes the link with the lowest level out of the heap; -1 and INFINITY when there is none. */
-static int pop_link(struct system *s, double *level)
+static void drop_lowest(struct moe_share *s)
 {
-    struct moe_event e;
-    while (moe_heap_pop(&s->heap, &e)) {
-        double noted;
-        if (!s->active[e.a]) continue;
-        memcpy(&noted, &e.time, sizeof noted);
-        *level = link_level(s, e.a);
-        if (*level <= noted) return e.a;
-        push_link(s, e.a, *level);
+    s->heap[0] = s->heap[--s->n_heap];
+    sink(s, 0);
+}
+
+/* The link with the lowest level; -1 when there is none. */
+static int lowest(struct moe_share *s, double *level)
+{
+    while (s->n_heap) {
+        int l = s->heap[0].link;
+        if (!s->filling[l].active) {
+            drop_lowest(s);
+            continue;
+        }
+        *level = link_level(s, l);
+        if (*level <= s->heap[0].level) return l;
+        s->heap[0].level = *level;
+        sink(s, 0);
     }
-    *level = INFINITY;
     return -1;
 }
 
-static void freeze(struct system *s, int f, double rate)
+/* Flow w stays at the level of link l; what that leaves of its other links. */
+static void settle(struct moe_share *s, struct moe_share_flow *w, int l, double level)
 {
-    if (s->rate[f] > 0) return;
-    s->rate[f] = s->level = rate;
-    for (int i = s->first[f]; i < s->first[f + 1]; i++) {
-        s->left[s->path[i]] -= rate;
-        s->active[s->path[i]]--;
+    w->solve = s->solves;
+    for (int i = 0; i < w->n_links; i++) {
+        if (w->link[i] == l) continue;
+        s->filling[w->link[i]].left -= level;
+        s->filling[w->link[i]].active--;
     }
 }
 
-/* Freezes the flows of `link` and of all links that fill at the same level. */
-static void fill_links(struct system *s, int link, double level, int *tied)
+/* Settles all flows of link l that are not. */
+static void serve(struct moe_share *s, int l)
+{
+    const struct moe_share_link *k = &s->link[l];
+    int *active = &s->filling[l].active;
+    for (int e = 0; *active > 0; e++) { /* its own come first: what is left of the list is settled */
+        int f = k->flow[e].flow;
+        if (s->flow[f].solve == s->solves) continue;
+        settle(s, &s->flow[f], l, k->level);
+        --*active;
+        if (s->flow[f].server == l) continue;
+        set_server(s, f, l);
+        append(&s->moved, &s->n_moved, &s->cap_moved, f);
+    }
+}
+
+/* Fills link l and all that fill at the same level. */
+static void fill_links(struct moe_share *s, int l, double level)
 {
     double next = level;
     int n = 0;
-    for (; link >= 0 && next <= level * (1 + TIE); link = pop_link(s, &next)) tied[n++] = link;
-    if (link >= 0) push_link(s, link, next);
-    for (int t = 0; t < n; t++)
-        for (int i = s->flow_first[tied[t]]; i < s->flow_first[tied[t] + 1]; i++)
-            freeze(s, s->flow[i], level);
+    s->level = level;
+    for (; l >= 0 && next <= level * (1 + TIE); l = lowest(s, &next)) {
+        s->tied[n++] = l;
+        s->link[l].level = level;
+        drop_lowest(s);
+    }
+    for (int t = 0; t < n; t++) serve(s, s->tied[t]);
 }
 
-static int by_limit(const void *a, const void *b, void *limit)
+/* Puts the links of a part back to where they were when the level came to that of the changes: flows of links
+ * that filled before stay as they are. */
+static void rewind_part(struct moe_share *s, int root)
 {
-    int fa = *(const int *)a, fb = *(const int *)b;
-    double la = ((const double *)limit)[fa], lb = ((const double *)limit)[fb];
-    return la != lb ? (la > lb) - (la < lb) : fa - fb;
+    int l = root;
+    s->level = 0;
+    s->n_heap = 0;
+    do {
+        struct moe_share_link *k = &s->link[l];
+        s->filling[l] = (struct moe_share_filling){k->cap, k->n};
+        k->was = k->level;
+        if (k->was >= s->link[root].part_level) k->level = 0;
+    } while ((l = s->link[l].next) != root);
+    do {
+        const struct moe_share_link *k = &s->link[l];
+        for (int e = 0; k->level > 0 && e < k->n_served; e++)
+            settle(s, &s->flow[k->flow[e].flow], l, k->level);
+    } while ((l = s->link[l].next) != root);
+    do {
+        if (s->link[l].level == 0 && s->filling[l].active)
+            s->heap[s->n_heap++] = (struct moe_share_key){link_level(s, l), l};
+    } while ((l = s->link[l].next) != root);
+    for (int i = s->n_heap / 2; i-- > 0;) sink(s, i);
 }
 
-/* Flows with a limit, lowest first; returns their number. */
-static int sort_limited(const struct system *s, const double *limit, int *limited)
+static void solve_part(struct moe_share *s, int root)
 {
-    int n = 0;
-    for (int f = 0; f < s->n_flows; f++) {
-        bool is_limited = limit && isfinite(limit[f]);
-        moe_assert(!limit || limit[f] > 0);
-        moe_assert(is_limited || s->first[f] < s->first[f + 1]);
-        if (is_limited) limited[n++] = f;
-    }
-    qsort_r(limited, (size_t)n, sizeof *limited, by_limit, (void *)limit);
-    return n;
+    double level;
+    rewind_part(s, root);
+    for (int l; (l = lowest(s, &level)) >= 0;) fill_links(s, l, level);
+    s->link[root].part_level = INFINITY;
+    bool empty = !s->link[root].part_flows;
+    int l = root, next;
+    do {
+        struct moe_share_link *k = &s->link[l];
+        if (k->level != k->was) append(&s->changed, &s->n_changed, &s->cap_changed, l);
+        next = k->next;
+        if (empty) start_part(k, l);
+    } while ((l = next) != root);
 }
 
-static void init(struct system *s, const double *cap)
+void moe_share_solve(struct moe_share *s)
 {
-    size_t n_links = (size_t)s->n_links;
-    int n_path = s->first[s->n_flows];
-    s->left = moe_alloc(n_links, sizeof *s->left);
-    s->active = moe_alloc(n_links, sizeof *s->active);
-    s->flow_first = moe_alloc(n_links + 1, sizeof *s->flow_first);
-    s->flow = moe_alloc((size_t)n_path, sizeof *s->flow);
-    for (int i = 0; i < n_path; i++) {
-        moe_assert(s->path[i] >= 0 && s->path[i] < s->n_links);
-        s->active[s->path[i]]++;
+    s->n_changed = s->n_moved = 0;
+    s->solves++;
+    for (int d = 0; d < s->n_dirty; d++) {
+        int root = root_of(s, s->dirty[d]);
+        if (!isinf(s->link[root].part_level)) solve_part(s, root);
     }
-    int end = 0;
-    for (int l = 0; l < s->n_links; l++) {
-        moe_assert(cap[l] > 0 && isfinite(cap[l]));
-        s->left[l] = cap[l];
-        s->flow_first[l] = end += s->active[l]; /* its end; filling it backwards leaves its start */
-        if (s->active[l]) push_link(s, l, link_level(s, l));
-    }
-    s->flow_first[s->n_links] = end;
-    for (int f = s->n_flows - 1; f >= 0; f--) {
-        s->rate[f] = 0;
-        for (int i = s->first[f]; i < s->first[f + 1]; i++) s->flow[--s->flow_first[s->path[i]]] = f;
-    }
-}
-
-void moe_share(int n_links, const double *cap, int n_flows, const int *first, const int *path,
-               const double *limit, double *rate)
-{
-    struct system s = {.n_links = n_links, .n_flows = n_flows, .first = first, .path = path, .rate = rate};
-    int *limited = moe_alloc((size_t)n_flows, sizeof *limited);
-    int *tied = moe_alloc((size_t)n_links, sizeof *tied);
-    int n_limited = sort_limited(&s, limit, limited);
-    init(&s, cap);
-    for (int i = 0;;) {
-        double level;
-        int link = pop_link(&s, &level);
-        if (i < n_limited && limit[limited[i]] <= level) {
-            freeze(&s, limited[i], limit[limited[i]]);
-            i++;
-            if (link >= 0) push_link(&s, link, level);
-        } else if (link >= 0) {
-            fill_links(&s, link, level, tied);
-        } else {
-            break;
-        }
-    }
-    moe_heap_free(&s.heap);
-    free(s.left);
-    free(s.active);
-    free(s.flow_first);
-    free(s.flow);
-    free(limited);
-    free(tied);
+    s->n_dirty = 0;
 }

@@ -10,6 +10,8 @@
 
 #include "sim/heap.h"
 #include "sim/network.h"
+#include "sim/simulate_cost.h"
+#include "sim/turns.h"
 #include "sim/values.h"
 
 #include <math.h>
@@ -31,7 +33,8 @@ struct job {
     const struct moe_op *op;
     int layer;
     struct moe_sim_row *row; /* its times are sums over ranks in ps until the end */
-    moe_ps since;            /* entry into a collective */
+    moe_ps since;            /* start; entry into a collective */
+    moe_ps wait;             /* in a collective, for the latest member */
     struct meet *meet;
 };
 
@@ -40,6 +43,7 @@ struct rank {
     struct job job[MOE_STREAM_COUNT]; /* running, or the last that ran */
     int *done;                        /* [lanes] */
     bool host_busy;
+    int turn;          /* on a host: the stream of the operation that has a core or waits for one */
     moe_ps host_since; /* since when it is at its present operation */
     int active[HOST];  /* kernels running; collectives in flight; collectives waiting for members */
     moe_ps since, spent[SPENT_COUNT];
@@ -54,8 +58,8 @@ struct member {
 struct meet {
     int comm, group, size;
     int arrived, left, flows;
-    moe_ps start;
-    double latency_s;
+    bool together; /* as in moe_flows */
+    moe_ps start, latency;
     struct member *member; /* [size] */
 };
 
@@ -65,14 +69,18 @@ struct sim {
     struct moe_sim_result *out;
     struct moe_heap heap;
     struct moe_network net;
+    struct moe_turns turns; /* of a host */
     struct moe_values *values;
     moe_ps now;
     struct rank *rank;
-    struct meet *meet;      /* [comms, ranks, 2]: two for each group */
-    int *lanes;             /* all `passed` and `done` */
-    struct member *members; /* all members of meets */
-    const struct moe_op **ops;
+    struct meet *meet;         /* [comms, ranks, 2]: two for each group */
+    int *lanes;                /* all `passed` and `done` */
+    struct member *members;    /* all members of meets */
+    const struct moe_op **ops; /* of the collective that starts */
+    struct moe_flows flows;
     int *row_of, max_blocks, max_ops; /* row_of[role, block, op] */
+    void (*see)(void *ctx, const struct moe_sim_seen *seen);
+    void *ctx;
 };
 
 static int lane_of_comm(int comm)
@@ -143,61 +151,21 @@ static void change(struct sim *sim, int rank, int what, int by)
     r->active[what] += by;
 }
 
+static bool on_host(const struct sim *sim)
+{
+    return sim->topo->cores > 0;
+}
+
+static void take_turn(struct sim *sim, int rank, int stream, moe_ps work)
+{
+    sim->rank[rank].turn = stream;
+    moe_turns_work(&sim->turns, sim->now, rank, work);
+}
+
 static void after(struct sim *sim, moe_ps delay, int kind, int rank, int stream)
 {
     moe_heap_push(&sim->heap,
                   (struct moe_event){.time = sim->now + delay, .kind = kind, .a = rank, .b = stream});
-}
-
-/* ---- sizes ---- */
-
-/* Relays a size; one that the device does not know yet becomes the error. */
-static int64_t known(const struct job *job, int rank, int64_t size)
-{
-    if (size >= 0) return size;
-    char label[2 * MOE_NAME];
-    moe_op_label(job->block, job->op, job->layer, label);
-    return moe_fail(MOE_EVERDICT, "%s: rank %d starts it before its size is known (run check)", label, rank);
-}
-
-static int64_t size_of(const struct sim *sim, const struct job *job, int expr, int rank, int index)
-{
-    struct moe_env env = moe_values_device(sim->values);
-    return known(job, rank, moe_eval(sim->s, env, expr, rank, job->layer, index));
-}
-
-/* Seconds of an [m, k] x [k, n] product: the slower of arithmetic and memory. */
-static double product_s(const struct moe_topo *t, enum moe_type type, double m, double n, double k)
-{
-    double flops = type == MOE_F64 ? t->matmul_float64_flops : t->matmul_float32_flops;
-    return fmax(2 * m * n * k / flops, moe_type_bytes[type] * (m * k + k * n + m * n) / t->memory_Bps);
-}
-
-static int products_time(const struct sim *sim, const struct job *job, int rank, moe_ps *out)
-{
-    const struct moe_op *op = job->op;
-    struct moe_env env = moe_values_device(sim->values);
-    bool grouped = moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
-    int groups = grouped ? moe_symbol_count(sim->s, op->group) : 1;
-    int64_t n = size_of(sim, job, op->dims[1], rank, 0), k = size_of(sim, job, op->dims[2], rank, 0);
-    double total_s = 0;
-    for (int g = 0; g < groups; g++) {
-        int64_t m = grouped ? known(job, rank, env.value(env.ctx, op->group, rank, job->layer, g))
-                            : size_of(sim, job, op->dims[0], rank, 0);
-        if (m < 0 || n < 0 || k < 0) return MOE_EVERDICT;
-        total_s += product_s(sim->topo, op->type, (double)m, (double)n, (double)k);
-    }
-    *out = moe_time(total_s, 1);
-    return MOE_OK;
-}
-
-static int kernel_time(const struct sim *sim, const struct job *job, int rank, moe_ps *out)
-{
-    if (moe_kernel_cost[job->op->kernel] != MOE_COST_MEMORY) return products_time(sim, job, rank, out);
-    int64_t bytes = size_of(sim, job, job->op->bytes, rank, 0);
-    if (bytes < 0) return MOE_EVERDICT;
-    *out = moe_time((double)bytes, sim->topo->memory_Bps);
-    return MOE_OK;
 }
 
 /* ---- collectives ---- */
@@ -208,77 +176,21 @@ static int rank_at(const struct sim *sim, const struct meet *m, int place)
     return comm->members[comm->first[m->group] + place];
 }
 
-static const struct job *job_at(const struct sim *sim, const struct meet *m, int place)
+static struct job *job_at(const struct sim *sim, const struct meet *m, int place)
 {
     return &sim->rank[rank_at(sim, m, place)].job[m->member[place].stream];
 }
 
-static void add_flow(struct sim *sim, struct meet *m, int from, int to, int64_t bytes)
+static struct moe_asked asked(const struct sim *sim, const struct job *job, int rank)
 {
-    int a = rank_at(sim, m, from), b = rank_at(sim, m, to);
-    moe_network_add(&sim->net, sim->now, a, b, bytes, (int)(m - sim->meet));
-    m->flows++;
-    m->member[from].pending++;
-    m->member[to].pending++;
-    m->latency_s = fmax(m->latency_s, moe_topo_latency_s(sim->topo, a, b));
-    if (a != b) job_at(sim, m, from)->row->bytes += bytes;
+    return (struct moe_asked){sim->s, moe_values_device(sim->values), job->block, job->op, rank, job->layer};
 }
-
-/* Adds what members `from` and `to` both say the first sends to the second; *bytes out. */
-static int agreed_bytes(const struct sim *sim, const struct meet *m, int from, int to, int64_t *bytes)
-{
-    const struct job *sender = job_at(sim, m, from), *receiver = job_at(sim, m, to);
-    int a = rank_at(sim, m, from), b = rank_at(sim, m, to);
-    int64_t sent = size_of(sim, sender, sender->op->send, a, to);
-    int64_t received = size_of(sim, receiver, receiver->op->recv, b, from);
-    if (sent < 0 || received < 0) return MOE_EVERDICT;
-    *bytes = sent * moe_type_bytes[sender->op->type];
-    if (sent == received) return MOE_OK;
-    char label[2 * MOE_NAME];
-    moe_op_label(sender->block, sender->op, sender->layer, label);
-    return moe_fail(MOE_EVERDICT, "%s: rank %d sends %lld elements, rank %d expects %lld (run check)", label,
-                    a, (long long)sent, b, (long long)received);
-}
-
-static int start_alltoall(struct sim *sim, struct meet *m)
-{
-    for (int from = 0; from < m->size; from++)
-        for (int to = 0; to < m->size; to++) {
-            int64_t bytes;
-            MOE_TRY(agreed_bytes(sim, m, from, to, &bytes));
-            if (bytes) add_flow(sim, m, from, to, bytes);
-        }
-    return MOE_OK;
-}
-
-/* A ring: a byte is passed on n - 1 times to be summed and n - 1 times to be spread. */
-static int start_allreduce(struct sim *sim, struct meet *m)
-{
-    for (int from = 0; from < m->size; from++) {
-        int to = (from + 1) % m->size;
-        int64_t bytes;
-        MOE_TRY(agreed_bytes(sim, m, from, to, &bytes));
-        bytes = llround(2.0 * (m->size - 1) / m->size * (double)bytes);
-        if (bytes) add_flow(sim, m, from, to, bytes);
-    }
-    m->latency_s *= 2 * (m->size - 1);
-    return MOE_OK;
-}
-
-static const struct {
-    int (*start)(struct sim *sim, struct meet *m); /* adds its flows */
-    bool together;                                 /* no member leaves before all flows have ended */
-} collectives[] = {
-    [MOE_ALLTOALL] = {start_alltoall, false},
-    [MOE_ALLREDUCE] = {start_allreduce, true},
-};
 
 /* Member `place` leaves when the flows that concern it have ended. */
 static void leave_if_over(struct sim *sim, struct meet *m, int place)
 {
-    const struct moe_op *op = job_at(sim, m, place)->op;
-    if (collectives[op->collective].together ? m->flows : m->member[place].pending) return;
-    after(sim, moe_time(m->latency_s, 1), EVENT_DONE, rank_at(sim, m, place), m->member[place].stream);
+    if (m->together ? m->flows : m->member[place].pending) return;
+    after(sim, m->latency, EVENT_DONE, rank_at(sim, m, place), m->member[place].stream);
 }
 
 static int check_same(const struct sim *sim, const struct meet *m)
@@ -298,24 +210,43 @@ static int check_same(const struct sim *sim, const struct meet *m)
     return MOE_OK;
 }
 
+static int start_flows(struct sim *sim, struct meet *m)
+{
+    struct moe_asked first = asked(sim, job_at(sim, m, 0), rank_at(sim, m, 0));
+    double latency_s = 0;
+    MOE_TRY(moe_collective_flows(&first, sim->ops, &sim->flows));
+    for (int i = 0; i < sim->flows.n; i++) {
+        struct moe_sent f = sim->flows.sent[i];
+        int a = rank_at(sim, m, f.from), b = rank_at(sim, m, f.to);
+        moe_network_add(&sim->net, sim->now, a, b, f.bytes, (int)(m - sim->meet));
+        m->member[f.from].pending++;
+        m->member[f.to].pending++;
+        latency_s = fmax(latency_s, moe_topo_latency_s(sim->topo, a, b));
+        if (a != b) job_at(sim, m, f.from)->row->bytes += f.bytes;
+    }
+    m->flows = sim->flows.n;
+    m->together = sim->flows.together;
+    m->latency = moe_time(latency_s * sim->flows.hops, 1);
+    return MOE_OK;
+}
+
 /* All members are there. */
 static int start_collective(struct sim *sim, struct meet *m)
 {
     MOE_TRY(check_same(sim, m));
-    const struct job *first = job_at(sim, m, 0);
     m->start = sim->now;
-    m->left = m->flows = 0;
-    m->latency_s = 0;
+    m->left = 0;
     for (int i = 0; i < m->size; i++) {
-        const struct job *job = job_at(sim, m, i);
+        struct job *job = job_at(sim, m, i);
         change(sim, rank_at(sim, m, i), WAITING, -1);
         change(sim, rank_at(sim, m, i), EXPOSED, 1);
-        job->row->wait_us += (double)(sim->now - job->since);
+        job->wait = sim->now - job->since;
+        job->row->wait_us += (double)job->wait;
         sim->ops[i] = job->op;
     }
-    MOE_TRY(collectives[first->op->collective].start(sim, m));
+    MOE_TRY(start_flows(sim, m));
     /* Now, not at the end: a member that leaves early knows what it received. */
-    moe_values_collective(sim->values, sim->ops, m->comm, m->group, first->layer);
+    moe_values_collective(sim->values, sim->ops, m->comm, m->group, job_at(sim, m, 0)->layer);
     for (int i = 0; i < m->size; i++) leave_if_over(sim, m, i);
     return MOE_OK;
 }
@@ -329,6 +260,7 @@ static int enter(struct sim *sim, int rank, int stream)
     struct meet *m = job->meet = meet_at(sim, c, comm->group_of[rank], nth);
     m->member[comm->index_of[rank]] = (struct member){.here = true, .stream = stream};
     change(sim, rank, WAITING, 1);
+    if (on_host(sim)) moe_turns_leave(&sim->turns, sim->now, rank);
     return ++m->arrived == m->size ? start_collective(sim, m) : MOE_OK;
 }
 
@@ -340,7 +272,7 @@ static void end_flow(struct sim *sim, const struct moe_flow *f)
     m->flows--;
     m->member[from].pending--;
     m->member[to].pending--;
-    if (!collectives[job_at(sim, m, from)->op->collective].together) {
+    if (!m->together) {
         leave_if_over(sim, m, from);
         if (to != from) leave_if_over(sim, m, to);
     } else if (!m->flows)
@@ -405,10 +337,13 @@ static int try_stream(struct sim *sim, int rank, int stream)
     r->job[stream] = job;
     if (job.op->kind == MOE_COLLECTIVE) return enter(sim, rank, stream);
     moe_ps time;
-    MOE_TRY(kernel_time(sim, &job, rank, &time));
-    job.row->own_us += (double)time;
+    struct moe_asked kernel = asked(sim, &job, rank);
+    MOE_TRY(moe_kernel_time(&kernel, sim->topo, &time));
     change(sim, rank, COMPUTE, 1);
-    after(sim, time, EVENT_DONE, rank, stream);
+    if (on_host(sim))
+        take_turn(sim, rank, stream, time);
+    else
+        after(sim, time, EVENT_DONE, rank, stream);
     return MOE_OK;
 }
 
@@ -417,7 +352,13 @@ static void try_host(struct sim *sim, int rank)
 {
     struct rank *r = &sim->rank[rank];
     struct job job;
-    if (r->host_busy || !at(sim, rank, &r->host, &job)) return;
+    if (r->host_busy) return;
+    for (int s = 0; on_host(sim) && s < MOE_STREAM_COUNT; s++)
+        if (!caught_up(r, &r->host, s)) return;
+    if (!at(sim, rank, &r->host, &job)) {
+        if (on_host(sim)) moe_turns_leave(&sim->turns, sim->now, rank);
+        return;
+    }
     bool sync = job.op->kind == MOE_HOST_SYNC;
     if (sync && !waits_over(r, &r->host, job.op)) return;
     if (sync) job.row->wait_us += (double)(sim->now - r->host_since);
@@ -434,12 +375,22 @@ static int go_on(struct sim *sim, int rank)
     return MOE_OK;
 }
 
+/* An operation has ended: its own time began at `since`, or when a collective began. */
+static void account(struct sim *sim, int rank, const struct job *job)
+{
+    moe_ps own = sim->now - (job->op->kind == MOE_COLLECTIVE ? job->meet->start : job->since);
+    job->row->own_us += (double)own;
+    if (sim->see)
+        sim->see(sim->ctx, &(struct moe_sim_seen){rank, job->layer, job->block, job->op, own, job->wait});
+}
+
 static void host_is_free(struct sim *sim, int rank)
 {
     struct rank *r = &sim->rank[rank];
     struct job job;
     at(sim, rank, &r->host, &job);
-    if (job.op->kind == MOE_HOST_SYNC) job.row->own_us += (double)(sim->now - r->host_since);
+    job.since = r->host_since;
+    if (job.op->kind == MOE_HOST_SYNC) account(sim, rank, &job);
     pass(&r->host, job.op);
     r->host_busy = false;
     r->host_since = sim->now;
@@ -450,6 +401,7 @@ static void op_is_done(struct sim *sim, int rank, int stream)
     struct rank *r = &sim->rank[rank];
     const struct job *job = &r->job[stream];
     r->done[stream]++;
+    account(sim, rank, job);
     if (job->op->kind == MOE_KERNEL) {
         change(sim, rank, COMPUTE, -1);
         moe_values_kernel(sim->values, job->op, rank, job->layer);
@@ -458,7 +410,6 @@ static void op_is_done(struct sim *sim, int rank, int stream)
     struct meet *m = job->meet;
     change(sim, rank, EXPOSED, -1);
     r->done[lane_of_comm(m->comm)]++;
-    job->row->own_us += (double)(sim->now - m->start);
     m->member[sim->s->comms[m->comm].index_of[rank]].here = false;
     if (++m->left == m->size) m->arrived = 0;
 }
@@ -486,26 +437,46 @@ static int check_hang(const struct sim *sim)
                     m->arrived, m->size, missing);
 }
 
+static int end_turns(struct sim *sim)
+{
+    moe_turns_end(&sim->turns, sim->now);
+    for (int i = 0; i < sim->turns.n_ended; i++) {
+        int rank = sim->turns.ended[i];
+        op_is_done(sim, rank, sim->rank[rank].turn);
+        MOE_TRY(go_on(sim, rank));
+    }
+    return MOE_OK;
+}
+
 /* Events of one time come first, then the network is solved once for all that they changed. */
 static int run(struct sim *sim)
 {
     for (int rank = 0; rank < sim->s->n_ranks; rank++) MOE_TRY(go_on(sim, rank));
     for (;; sim->out->events++) {
         moe_ps event = sim->heap.n ? sim->heap.event[0].time : MOE_NEVER;
-        moe_ps flow = event > sim->now ? moe_network_next(&sim->net) : MOE_NEVER;
-        if (event == MOE_NEVER && flow == MOE_NEVER) return check_hang(sim);
-        sim->now = flow <= event ? flow : event;
+        moe_ps turn = on_host(sim) ? moe_turns_next(&sim->turns) : MOE_NEVER;
+        moe_ps first = event < turn ? event : turn;
+        moe_ps flow = first > sim->now ? moe_network_next(&sim->net) : MOE_NEVER;
+        if (first == MOE_NEVER && flow == MOE_NEVER) return check_hang(sim);
+        sim->now = flow <= first ? flow : first;
         if (sim->now >= INT64_MAX / 2) return moe_fail(MOE_EINPUT, "the step lasts more than 50 days");
-        if (flow <= event) {
+        if (flow <= first) {
             moe_network_end(&sim->net, flow);
             for (int f = 0; f < sim->net.n_ended; f++) end_flow(sim, &sim->net.ended[f]);
+            continue;
+        }
+        if (turn <= event) {
+            MOE_TRY(end_turns(sim));
             continue;
         }
         struct moe_event e;
         moe_heap_pop(&sim->heap, &e);
         if (e.kind == EVENT_HOST)
             host_is_free(sim, e.a);
-        else
+        else if (on_host(sim)) { /* a collective: to leave it takes a core */
+            take_turn(sim, e.a, e.b, 0);
+            continue;
+        } else
             op_is_done(sim, e.a, e.b);
         MOE_TRY(go_on(sim, e.a));
     }
@@ -568,10 +539,19 @@ static void make_result(struct sim *sim)
 int moe_simulate(const struct moe_schedule *s, const struct moe_routing *r, struct moe_topo *t,
                  struct moe_sim_result *out)
 {
-    struct sim sim = {.s = s, .topo = t, .out = out};
+    return moe_simulate_seen(s, r, t, NULL, NULL, out);
+}
+
+int moe_simulate_seen(const struct moe_schedule *s, const struct moe_routing *r, struct moe_topo *t,
+                      void (*see)(void *ctx, const struct moe_sim_seen *seen), void *ctx,
+                      struct moe_sim_result *out)
+{
+    struct sim sim = {.s = s, .topo = t, .out = out, .see = see, .ctx = ctx};
     *out = (struct moe_sim_result){0};
     moe_topo_build(t, s->n_ranks);
     moe_network_init(&sim.net, t);
+    if (t->cores)
+        moe_turns_init(&sim.turns, s->n_ranks, (int)t->gpus_per_node, (int)t->cores, moe_time(t->slice_s, 1));
     sim.values = moe_values_new(s, r);
     make_rows(&sim);
     make_meets(&sim);
@@ -580,10 +560,12 @@ int moe_simulate(const struct moe_schedule *s, const struct moe_routing *r, stru
     if (err == MOE_OK) make_result(&sim);
     moe_heap_free(&sim.heap);
     moe_network_free(&sim.net);
+    moe_turns_free(&sim.turns);
     moe_values_free(sim.values);
     free(sim.rank);
     free(sim.lanes);
     free(sim.ops);
+    free(sim.flows.sent);
     free(sim.meet);
     free(sim.members);
     free(sim.row_of);

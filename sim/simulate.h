@@ -2,10 +2,10 @@
  *
  * Discrete events. Each rank's host issues operations in order (launch time each) into streams; an operation
  * starts when it is at the head of its stream, its waits are over and, for a collective, when all members of
- * the group have reached it; a host sync stops the host. Kernels last as long as the slower of arithmetic and
- * memory (roofline). An all-to-all is one flow per pair, an all-reduce a ring in which every member sends 2
- * (n - 1) / n of the buffer to the next; flows share links by max-min fairness (share.h). Same input, same
- * bytes out. */
+ * the group have reached it; a host sync stops the host. How long kernels last and what collectives send:
+ * simulate_cost.h. Flows share links by max-min fairness (share.h), exactly: their rates are right at every
+ * instant. On a host (topology.h) an operation is issued when the one before has ended, and ranks take turns
+ * on the cores (turns.h). Same input, same bytes out. */
 #ifndef MOE_SIMULATE_H
 #define MOE_SIMULATE_H
 
@@ -19,7 +19,7 @@ struct moe_sim_row {
     char op[2 * MOE_NAME]; /* "layer forward dispatch" */
     enum moe_op_kind kind;
     int instances;  /* a rank; the most that any rank has */
-    double own_us;  /* kernel: duration; collective: exit minus latest entry; host sync: host_sync_s */
+    double own_us;  /* kernel: end minus start; collective: exit minus latest entry; host sync: host_sync_s */
     double wait_us; /* collective: latest entry minus own entry; host sync: for its streams; kernel: 0 */
     int64_t bytes;  /* collective: sent by all ranks, self part excluded; kernel: 0 */
 };
@@ -45,6 +45,18 @@ struct moe_sim_result {
  * before its size is known (run check for the reasons); MOE_EINPUT when the step lasts more than 50 days. */
 int moe_simulate(const struct moe_schedule *s, const struct moe_routing *r, struct moe_topo *t,
                  struct moe_sim_result *out);
+
+/* One operation of a rank, when it has ended; times as in a row. */
+struct moe_sim_seen {
+    int rank, layer;
+    const struct moe_block *block;
+    const struct moe_op *op;
+    moe_ps own, wait; /* wait of a host sync: 0 */
+};
+/* The same; `see`, when not NULL, is called for every operation of every rank. */
+int moe_simulate_seen(const struct moe_schedule *s, const struct moe_routing *r, struct moe_topo *t,
+                      void (*see)(void *ctx, const struct moe_sim_seen *seen), void *ctx,
+                      struct moe_sim_result *out);
 void moe_sim_free(struct moe_sim_result *out);
 
 #endif

@@ -19,7 +19,7 @@ const char *const moe_link_class_text[] = {MOE_LINK_CLASSES(X)};
 
 struct draft {
     struct moe_topo topo;
-    const struct moe_yaml *gpu, *intra, *inter;
+    const struct moe_yaml *gpu, *intra, *inter, *host;
     const struct moe_yaml *source; /* of the block being read */
 };
 
@@ -45,6 +45,7 @@ static const struct moe_key top_keys[] = {
     BLOCK(gpu),
     BLOCK(intra),
     BLOCK(inter),
+    {"host", MOE_KEY_NODE, FIELD(host)},
 };
 static const struct moe_key gpu_keys[] = {
     QUANTITY("matmul_float32", matmul_float32_flops, FLOPS, 0),
@@ -68,6 +69,14 @@ static const struct moe_key inter_keys[] = {
     BLOCK(source),
 };
 
+static const struct moe_key host_keys[] = {
+    COUNT(cores, 1024),
+    QUANTITY("slice", slice_s, SECONDS, 0),
+    QUANTITY("scalar", scalar_flops, FLOPS, 0),
+    QUANTITY("call", call_s, SECONDS, -1),
+    BLOCK(source),
+};
+
 static int read_block(const struct moe_yaml *block, const struct moe_key *keys, size_t n, struct draft *d)
 {
     MOE_TRY(moe_yaml_read(block, keys, (int)n, d));
@@ -83,6 +92,7 @@ static int read_topo(const struct moe_yaml *root, struct draft *d)
     MOE_TRY(READ_BLOCK(d->gpu, gpu_keys));
     MOE_TRY(READ_BLOCK(d->intra, intra_keys));
     MOE_TRY(READ_BLOCK(d->inter, inter_keys));
+    if (d->host) MOE_TRY(READ_BLOCK(d->host, host_keys));
     bool shared = d->topo.intra_kind == MOE_INTRA_SHARED;
     if (shared != (d->topo.bus_Bps > 0))
         return moe_fail(MOE_EINPUT, "%s:%d: kind %s %s", d->intra->file, d->intra->line,

@@ -9,8 +9,14 @@
  *            host_sync: 10 us, source: ...}
  *   intra:  {kind: switch | shared, bandwidth: 370.8 GB/s, bus: 16 GB/s, latency: 8 us, source: ...}
  *   inter:  {nics_per_node: 8, bandwidth: 50 GB/s, latency: 15 us, source: ...}
+ *   host:   {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: ...}
  *
- * All keys are required, bus with kind shared only; source says where the numbers of its block come from.
+ * All keys are required, bus with kind shared only, but for the block host; source says where the numbers of
+ * its block come from.
+ * host: the ranks are processes that take turns of `slice` on the `cores` of their node. Operations of a rank
+ * run one after the other; a kernel needs a core, and so does a rank to leave a collective. A kernel lasts
+ * `call` (for each of its products), and its products at matmul, its other arithmetic at scalar, its bytes at
+ * memory, one after the other. Without host a rank is a GPU: a kernel is the slower of arithmetic and memory.
  * kind switch: each GPU has an up and a down link of `bandwidth` to a non-blocking switch (NVSwitch).
  * kind shared: these links end at the node's one bus of `bus` (a PCIe root), as do its NICs; what enters or
  * leaves a GPU crosses it once, whatever the direction.
@@ -42,6 +48,8 @@ struct moe_topo {
     double host_sync_s;        /* device to host copy of a few counts, and the wake-up */
     double intra_Bps, bus_Bps; /* one direction of one GPU; the whole bus of a node */
     double nic_Bps;            /* one direction of one NIC */
+    int64_t cores;             /* of a node of a host; 0: ranks are GPUs, and the next three are not set */
+    double slice_s, scalar_flops, call_s;
     double intra_latency_s, inter_latency_s;
     int n_ranks, n_links;            /* set by moe_topo_build */
     double *link_Bps;                /* [n_links] */

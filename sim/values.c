@@ -75,23 +75,54 @@ static bool append(struct cell *to, const struct cell *from, int64_t offset, int
     return true;
 }
 
+static struct cell routed_counts(const struct moe_values *v, int rank, int layer)
+{
+    moe_assert(layer < v->r->n_layers);
+    const int32_t *counts = moe_routing_counts(v->r, layer, rank);
+    struct cell with = {.n = v->r->n_experts, .cap = v->r->n_experts};
+    with.content = moe_alloc((size_t)with.n, sizeof *with.content);
+    for (int e = 0; e < with.n; e++) with.content[e] = counts[e];
+    return with;
+}
+
+/* Rows of one expert that LIMIT lets leave a rank. When several groups of tokens have a capacity of their
+ * own, counts cannot say how the rows spread over them: an upper bound. */
+static int64_t limit_of(struct moe_values *v, const struct moe_op *op, int rank, int layer)
+{
+    struct moe_env env = moe_values_device(v);
+    int64_t T = moe_eval(v->s, env, op->dims[0], rank, layer, 0),
+            C = moe_eval(v->s, env, op->dims[3], rank, layer, 0);
+    int64_t G = moe_eval(v->s, env, op->dims[4], rank, layer, 0);
+    return G ? C * ((T + G - 1) / G) : 0;
+}
+
+/* What LIMIT keeps of each expert: at most the limit, or exactly that when padded. */
+static struct cell limited_counts(struct moe_values *v, const struct moe_op *op, int rank, int layer)
+{
+    const struct cell *counts = cell_of(v, op->reads[2], rank, layer);
+    struct cell with = {0};
+    if (!counts || !append(&with, counts, 0, counts->n)) return with;
+    int64_t most = limit_of(v, op, rank, layer);
+    for (int e = 0; e < with.n; e++)
+        if (op->mode & MOE_LIMIT_PAD || with.content[e] > most) with.content[e] = most;
+    return with;
+}
+
 void moe_values_kernel(struct moe_values *v, const struct moe_op *op, int rank, int layer)
 {
     for (int i = 0; i < op->n_writes; i++) {
-        struct cell *cell = cell_of(v, op->writes[i], rank, layer), with = {0};
+        struct cell *cell = cell_of(v, op->writes[i], rank, layer);
         if (!cell) continue;
-        if (v->s->buffers[op->writes[i].buffer].role == MOE_BUF_COUNTS) {
-            moe_assert(layer < v->r->n_layers);
-            const int32_t *counts = moe_routing_counts(v->r, layer, rank);
-            with.n = with.cap = v->r->n_experts;
-            with.content = moe_alloc((size_t)with.n, sizeof *with.content);
-            for (int e = 0; e < with.n; e++) with.content[e] = counts[e];
-        }
-        store_cell(cell, with);
+        if (v->s->buffers[op->writes[i].buffer].role == MOE_BUF_COUNTS)
+            store_cell(cell, routed_counts(v, rank, layer));
+        else if (op->kernel == MOE_K_LIMIT)
+            store_cell(cell, limited_counts(v, op, rank, layer));
+        else
+            store_cell(cell, (struct cell){0});
     }
 }
 
-/* Both build what the members receive in out [n] and return false when a part of it is unknown: then so is
+/* All build what the members receive in out [n] and return false when a part of it is unknown: then so is
  * the whole, since every member receives from every other. Sizes are those of the senders. */
 static bool alltoall(struct moe_values *v, const struct moe_op *const *ops, const int *members, int n,
                      int layer, struct cell *out)
@@ -122,6 +153,22 @@ static bool allreduce(struct moe_values *v, const struct moe_op *const *ops, con
     return true;
 }
 
+static bool allgather(struct moe_values *v, const struct moe_op *const *ops, const int *members, int n,
+                      int layer, struct cell *out)
+{
+    for (int i = 0; i < n; i++) {
+        const struct cell *from = cell_of(v, ops[i]->reads[0], members[i], layer);
+        int64_t count = moe_eval(v->s, moe_values_device(v), ops[i]->send, members[i], layer, 0);
+        for (int to = 0; to < n; to++)
+            if (!append(&out[to], from, 0, count)) return false;
+    }
+    return true;
+}
+
+static bool (*const movers[MOE_COLLECTIVE_COUNT])(struct moe_values *v, const struct moe_op *const *ops,
+                                                  const int *members, int n, int layer, struct cell *out) = {
+    [MOE_ALLTOALL] = alltoall, [MOE_ALLREDUCE] = allreduce, [MOE_ALLGATHER] = allgather};
+
 void moe_values_collective(struct moe_values *v, const struct moe_op *const *ops, int comm, int group,
                            int layer)
 {
@@ -130,7 +177,9 @@ void moe_values_collective(struct moe_values *v, const struct moe_op *const *ops
     const int *members = c->members + c->first[group];
     int n = moe_group_size(c, group);
     struct cell *out = moe_alloc((size_t)n, sizeof *out);
-    bool known = (ops[0]->collective == MOE_ALLTOALL ? alltoall : allreduce)(v, ops, members, n, layer, out);
+    bool (*mover)(struct moe_values *, const struct moe_op *const *, const int *, int, int, struct cell *) =
+        movers[ops[0]->collective];
+    bool known = mover && mover(v, ops, members, n, layer, out);
     for (int i = 0; i < n; i++) {
         if (!known) {
             free(out[i].content);
@@ -149,14 +198,18 @@ void moe_values_host_sync(struct moe_values *v, const struct moe_op *op, int ran
     }
 }
 
-static int64_t value_of(const struct moe_values *v, bool host, int symbol, int rank, int layer, int index)
+static int64_t host_value(void *ctx, int symbol, int rank, int layer, int index);
+static int64_t device_value(void *ctx, int symbol, int rank, int layer, int index);
+
+static int64_t value_of(struct moe_values *v, bool host, int symbol, int rank, int layer, int index)
 {
     const struct moe_symbol *y = &v->s->symbols[symbol];
-    if (y->buffer < 0) return moe_symbol_initial(v->s, symbol, rank);
+    struct moe_env env = {.value = host ? host_value : device_value, .ctx = v};
+    if (y->buffer < 0) return moe_symbol_initial(v->s, env, symbol, rank, index);
     const struct cell *cell = cell_of(v, (struct moe_ref){.buffer = y->buffer}, rank, layer);
     if (!cell || !cell->content || cell->n < y->rows * y->cols || (host && !cell->host_knows))
         return MOE_UNKNOWN;
-    return moe_symbol_reduce(y, cell->content, index);
+    return moe_symbol_reduce(v->s, symbol, rank, cell->content, index);
 }
 
 static int64_t host_value(void *ctx, int symbol, int rank, int layer, int index)
@@ -177,4 +230,33 @@ struct moe_env moe_values_host(struct moe_values *v)
 struct moe_env moe_values_device(struct moe_values *v)
 {
     return (struct moe_env){.value = device_value, .ctx = v};
+}
+
+static void add_kept(struct moe_values *v, const struct moe_op *op, int rank, int layer,
+                     struct moe_kept *kept)
+{
+    const int32_t *counts = moe_routing_counts(v->r, layer, rank);
+    int64_t most = limit_of(v, op, rank, layer);
+    for (int e = 0; e < v->r->n_experts; e++) {
+        if (counts[e] > most) kept->dropped += counts[e] - most;
+        if (counts[e] < most && op->mode & MOE_LIMIT_PAD) kept->padded += most - counts[e];
+    }
+}
+
+struct moe_kept moe_values_kept(const struct moe_schedule *s, const struct moe_routing *r)
+{
+    struct moe_values *v = moe_values_new(s, r);
+    struct moe_kept kept = {0};
+    for (int rank = 0; rank < s->n_ranks; rank++) {
+        const struct moe_role *role = &s->roles[s->role_of[rank]];
+        kept.chosen += s->tokens[rank] * s->top_k * s->n_layers;
+        for (int i = 0; i < role->n_instances; i++) {
+            const struct moe_block *block = &role->blocks[role->itinerary[i].block];
+            for (int o = 0; o < block->n_ops; o++)
+                if (block->ops[o].kind == MOE_KERNEL && block->ops[o].kernel == MOE_K_LIMIT)
+                    add_kept(v, &block->ops[o], rank, role->itinerary[i].layer, &kept);
+        }
+    }
+    moe_values_free(v);
+    return kept;
 }

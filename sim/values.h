@@ -27,4 +27,13 @@ struct moe_env moe_values_host(struct moe_values *v);
 /* ...and as the device knows them (kernels need no host sync). */
 struct moe_env moe_values_device(struct moe_values *v);
 
+/* What capacity rules make of the rows that tokens chose, over all ranks and layers of the step: `dropped` of
+ * `chosen` stay behind, `padded` empty ones travel besides. Where tokens have several capacities (see LIMIT)
+ * counts cannot say how rows spread over them: dropped is a lower bound, dropped and padded still make the
+ * number that travels. Cost: O(L * R * E). */
+struct moe_kept {
+    int64_t chosen, dropped, padded;
+};
+struct moe_kept moe_values_kept(const struct moe_schedule *s, const struct moe_routing *r);
+
 #endif

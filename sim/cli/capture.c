@@ -34,19 +34,46 @@ static void set_environment(int64_t ranks)
             setenv(environment[i].name, environment[i].value, 0);
 }
 
+static void rank_path(const char *prefix, int64_t rank, const char *suffix, char out[PATH_MAX])
+{
+    snprintf(out, PATH_MAX, "%s.rank%lld%s", prefix, (long long)rank, suffix);
+}
+
+static int check_folder(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%.*s.", slash ? (int)(slash - path) + 1 : 0, path);
+    if (access(folder, W_OK | X_OK) == 0) return MOE_OK;
+    return moe_fail(MOE_EFAILED, "%s: no folder to write to: %s", path, strerror(errno));
+}
+
+static int check_readable(const char *path)
+{
+    if (access(path, R_OK) == 0) return MOE_OK;
+    return moe_fail(MOE_EINPUT, "%s: cannot be read: %s", path, strerror(errno));
+}
+
+/* PREFIX.rankN of a checkpoint must not be RUN.db.rankN. */
+static int check_prefix(const struct moe_args *args, const char *option, const char *prefix)
+{
+    if (!prefix || strcmp(prefix, args->output) != 0) return MOE_OK;
+    return moe_fail(MOE_EUSAGE, "--%s %s: the output has this name, expected another", option, prefix);
+}
+
 /* Before anything starts: one line instead of one from every rank. */
 static int check_files(const struct moe_args *args)
 {
-    const char *slash = strrchr(args->output, '/');
-    char folder[PATH_MAX];
-    snprintf(folder, sizeof folder, "%.*s.", slash ? (int)(slash - args->output) + 1 : 0, args->output);
-    if (access(folder, W_OK | X_OK) != 0)
-        return moe_fail(MOE_EFAILED, "%s: no folder to write to: %s", args->output, strerror(errno));
-    if (access(args->output, F_OK) == 0 && !moe_store_probe(args->output))
-        return moe_fail(MOE_EINPUT, "%s: exists and is no trace store; not replaced", args->output);
-    if (access(args->data, R_OK) != 0)
-        return moe_fail(MOE_EINPUT, "%s: cannot be read: %s", args->data, strerror(errno));
-    return MOE_OK;
+    char checkpoint[PATH_MAX];
+    MOE_TRY(check_prefix(args, "save", args->save));
+    MOE_TRY(check_prefix(args, "load", args->load));
+    MOE_TRY(check_folder(args->output));
+    MOE_TRY(moe_check_replaceable(args->output));
+    MOE_TRY(check_readable(args->data));
+    if (args->save) MOE_TRY(check_folder(args->save));
+    if (!args->load) return MOE_OK;
+    rank_path(args->load, 0, "", checkpoint);
+    return check_readable(checkpoint);
 }
 
 /* Result: that of moe_program_run. */
@@ -55,20 +82,22 @@ static int run_ranks(const struct moe_args *args, int64_t ranks)
     char program[PATH_MAX], number[4][24];
     const int64_t value[4] = {ranks, args->steps, args->seed, args->timeout_s};
     for (int i = 0; i < 4; i++) snprintf(number[i], sizeof number[i], "%lld", (long long)value[i]);
+    const char *const checkpoint[][2] = {{"--save", args->save}, {"--load", args->load}};
+    enum { ALWAYS = 16 };
     /* clang-format off */
-    const char *const argv[] = {
+    const char *argv[ALWAYS + 2 * 2 + 1] = {
         "mpirun", "-n", number[0],
         moe_program_beside("moesim-capture", program), "--scenario", args->input, "--data", args->data,
-        "--output", args->output, "--steps", number[1], "--seed", number[2], "--timeout", number[3], NULL};
+        "--output", args->output, "--steps", number[1], "--seed", number[2], "--timeout", number[3]};
     /* clang-format on */
+    for (int i = 0, n = ALWAYS; i < 2; i++) {
+        if (!checkpoint[i][1]) continue;
+        argv[n++] = checkpoint[i][0];
+        argv[n++] = checkpoint[i][1];
+    }
     if (ranks == 1) return moe_program_run(argv + 3, "moesim", NULL);
     set_environment(ranks);
     return moe_program_run(argv, "openmpi-bin", NULL);
-}
-
-static void rank_path(const char *output, int64_t rank, const char *suffix, char out[PATH_MAX])
-{
-    snprintf(out, PATH_MAX, "%s.rank%lld%s", output, (long long)rank, suffix);
 }
 
 static void remove_rank_files(const char *output, int64_t ranks)
@@ -112,7 +141,7 @@ int moe_cli_capture(const struct moe_args *args)
     if (code < 0) return code;
     bool kept = code == 0 || all_recorded(args->output, ranks);
     if (kept) {
-        MOE_TRY(moe_store_merge(args->output, (int)ranks));
+        MOE_TRY(moe_store_merge(args->output, (int)ranks, args->output));
         MOE_TRY(moe_print_trace(args->output, "moesim.capture/1", args->json));
     } else {
         remove_rank_files(args->output, ranks);

@@ -15,9 +15,11 @@ enum { MOE_MAX_VARY = 8, MOE_EXIT_INTERRUPTED = 130 };
 
 /* What the command line said, or the default of the option (main.c). Borrowed from argv. */
 struct moe_args {
-    const char *input; /* SCENARIO, TRACE or RUN.db */
-    const char *output, *data, *topology;
-    int64_t ranks, steps, seed, timeout_s, step;
+    const char *input;         /* SCENARIO, TRACE or RUN.db */
+    const char *const *inputs; /* FILE...; the first is `input` */
+    int n_inputs;
+    const char *output, *data, *save, *load, *topology, *format, *name;
+    int64_t ranks, steps, seed, timeout_s, step, threads, cores, max_step_error, max_phase_error;
     bool json, help;
     int n_vary;
     const char *vary[MOE_MAX_VARY]; /* "key=value,value" */
@@ -28,7 +30,12 @@ int moe_cli_capture(const struct moe_args *args);
 int moe_cli_check(const struct moe_args *args);
 int moe_cli_simulate(const struct moe_args *args);
 int moe_cli_compare(const struct moe_args *args);
+int moe_cli_calibrate(const struct moe_args *args);
+int moe_cli_validate(const struct moe_args *args);
 int moe_cli_trace_info(const struct moe_args *args);
+int moe_cli_trace_merge(const struct moe_args *args);
+int moe_cli_trace_export(const struct moe_args *args);
+int moe_cli_trace_import(const struct moe_args *args);
 int moe_cli_report(const struct moe_args *args);
 
 /* ---- input.c: a scenario, or the scenario and one step of a trace ---- */
@@ -78,6 +85,11 @@ void moe_print_rows(json_t *list);       /* a table of objects with the same key
 
 /* Prints what a trace store holds, as text or as JSON of this schema. */
 int moe_print_trace(const char *path, const char *schema, bool json);
+
+/* ---- trace.c ---- */
+
+/* MOE_EINPUT when there is something at `path` that is no trace store. */
+int moe_check_replaceable(const char *path);
 
 /* ---- process.c: the only place that starts processes ---- */
 

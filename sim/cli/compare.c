@@ -1,200 +1,241 @@
 /* compare.c - moesim compare: every combination of what --vary lists, the best of them, and why. */
-#include "sim/cli/cli.h"
+#include "sim/cli/grid.h"
 #include "traces/store.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { TOPOLOGY, DISPATCHER, KEY_COUNT };
-static const char *const keys[] = {"topology", "dispatcher"};
+/* ---- why one is better ---- */
 
-struct variant {
-    const char *value[KEY_COUNT]; /* borrowed from the grid */
-    struct moe_sim_result r;
+enum { DROPPING = MOE_PARTS, TERMS };
+
+/* What a variant takes longer than the best for as many kept tokens as the best has in a step, in terms that
+ * add up: the parts of its step, and what it has to do again for rows that it dropped. */
+struct loss {
+    double us, term_us[TERMS];
+    int most;
 };
 
-struct grid {
-    int n_values[KEY_COUNT];
-    char **value[KEY_COUNT];
-    int n, best;
-    struct variant *variants; /* [n], the last key varies fastest */
-};
-
-/* ---- what to compare ---- */
-
-static void add_value(struct grid *g, int key, const char *text, size_t length)
+static struct loss loss_of(const struct moe_variant *v, const struct moe_variant *best)
 {
-    int cap = g->n_values[key];
-    g->value[key] = moe_grow(g->value[key], &cap, cap + 1, sizeof *g->value[key]);
-    g->value[key][g->n_values[key]++] = strndup(text, length);
+    double step_us = moe_step_us(&v->r);
+    double scaled_us = moe_variant_cost_us(v) / moe_variant_cost_us(best) * moe_step_us(&best->r);
+    struct loss loss = {.us = scaled_us - moe_step_us(&best->r)};
+    for (int p = 0; p < MOE_PARTS; p++) loss.term_us[p] = moe_part_us(&v->r, p) - moe_part_us(&best->r, p);
+    loss.term_us[DROPPING] = scaled_us - step_us;
+    for (int t = 1; t < TERMS; t++)
+        if (loss.term_us[t] > loss.term_us[loss.most]) loss.most = t;
+    return loss;
 }
 
-/* "key=value[,value...]" */
-static int read_vary(struct grid *g, const char *text)
+static const char *term_text(int t)
 {
-    size_t length = strcspn(text, "=");
-    int key = 0;
-    while (key < KEY_COUNT && (strlen(keys[key]) != length || strncmp(text, keys[key], length) != 0)) key++;
-    if (key == KEY_COUNT)
-        return moe_fail(MOE_EUSAGE, "--vary %s: unknown key, expected %s or %s", text, keys[TOPOLOGY],
-                        keys[DISPATCHER]);
-    const char *value = text + length;
-    do {
-        value += *value != 0; /* past '=' or ',' */
-        length = strcspn(value, ",");
-        if (!length)
-            return moe_fail(MOE_EUSAGE, "--vary %s: an empty value, expected %s=VALUE[,VALUE...]", text,
-                            keys[key]);
-        add_value(g, key, value, length);
-        value += length;
-    } while (*value);
-    return MOE_OK;
+    return t == DROPPING ? "dropped rows" : moe_parts[t].text;
 }
 
-static int make_grid(struct grid *g, const struct moe_args *args, const struct moe_input *in)
+static const char *term_key(int t)
 {
-    for (int i = 0; i < args->n_vary; i++) MOE_TRY(read_vary(g, args->vary[i]));
-    const char *own[] = {in->topology, in->scenario->dispatcher};
-    for (int key = 0; key < KEY_COUNT; key++)
-        if (!g->n_values[key]) add_value(g, key, own[key], strlen(own[key]));
-    g->n = g->n_values[TOPOLOGY] * g->n_values[DISPATCHER];
-    g->variants = moe_alloc((size_t)g->n, sizeof *g->variants);
-    for (int i = 0; i < g->n; i++) {
-        g->variants[i].value[TOPOLOGY] = g->value[TOPOLOGY][i / g->n_values[DISPATCHER]];
-        g->variants[i].value[DISPATCHER] = g->value[DISPATCHER][i % g->n_values[DISPATCHER]];
+    return t == DROPPING ? "dropping_us" : moe_parts[t].key;
+}
+
+static const struct moe_variant *ranked(const struct moe_grid *g, int place)
+{
+    return &g->variants[g->rank[place]];
+}
+
+/* The places that the best is compared with: the next and the last. Result: how many. */
+static int rivals(const struct moe_grid *g, int place[2])
+{
+    place[0] = 1;
+    place[1] = g->n_ok - 1;
+    return g->n_ok < 2 ? 0 : g->n_ok == 2 ? 1 : 2;
+}
+
+static double to_best(const struct moe_grid *g, const struct moe_variant *v)
+{
+    return moe_variant_cost_us(v) / moe_variant_cost_us(ranked(g, 0));
+}
+
+static int64_t kept_per_s(const struct moe_variant *v)
+{
+    double step_us = moe_step_us(&v->r);
+    return step_us > 0 ? llround(1e6 * v->kept_tokens / step_us) : 0;
+}
+
+static double share(const struct moe_variant *v, int64_t rows)
+{
+    return v->kept.chosen ? (double)rows / (double)v->kept.chosen : 0;
+}
+
+/* ---- JSON ---- */
+
+static json_t *variant_json(const struct moe_grid *g, const struct moe_variant *v)
+{
+    json_t *item = json_object();
+    for (int key = 0; key < MOE_VARY_COUNT; key++)
+        json_object_set_new(item, moe_vary[key].column, moe_json_text(v->value[key]));
+    if (v->err < 0) {
+        json_object_set_new(item, "error", moe_json_text(v->error));
+        return item;
     }
-    return MOE_OK;
+    json_object_set_new(item, "to_best", json_real(to_best(g, v)));
+    json_object_set_new(item, "kept_tokens_per_s", json_integer(kept_per_s(v)));
+    json_object_set_new(item, "dropped_share", json_real(share(v, v->kept.dropped)));
+    json_object_set_new(item, "padded_share", json_real(share(v, v->kept.padded)));
+    moe_result_json(&v->r, item);
+    return item;
 }
 
-static void free_grid(struct grid *g)
+static void print_json(const struct moe_grid *g, const struct moe_input *in)
 {
-    for (int i = 0; i < g->n; i++) moe_sim_free(&g->variants[i].r);
-    for (int key = 0; key < KEY_COUNT; key++) {
-        for (int i = 0; i < g->n_values[key]; i++) free(g->value[key][i]);
-        free(g->value[key]);
+    json_t *results = json_array(), *why = json_array();
+    int place[2], n = rivals(g, place);
+    for (int i = 0; i < g->n; i++) json_array_append_new(results, variant_json(g, &g->variants[i]));
+    for (int i = 0; i < n; i++) {
+        struct loss loss = loss_of(ranked(g, place[i]), ranked(g, 0));
+        json_t *item = json_pack("{s:i, s:f, s:s}", "against", g->rank[place[i]], "longer_us", loss.us,
+                                 "term", term_key(loss.most));
+        for (int t = 0; t < TERMS; t++) json_object_set_new(item, term_key(t), json_real(loss.term_us[t]));
+        json_array_append_new(why, item);
     }
-    free(g->variants);
+    moe_print_json(json_pack("{s:s, s:o, s:o, s:i, s:o}", "schema", "moesim.compare/2", "input",
+                             moe_input_json(in), "results", results, "best", g->rank[0], "why", why));
 }
 
-static int run_variant(struct variant *v, const struct moe_input *in)
+/* ---- text ---- */
+
+static const double NOTHING_US = 1e-3; /* differences below are not told */
+
+static bool varies(const struct moe_grid *g, int key)
 {
-    struct moe_scenario sc = *in->scenario;
-    struct moe_schedule *s;
-    moe_copy_name(sc.dispatcher, v->value[DISPATCHER]);
-    MOE_TRY(moe_lower(&sc, &s));
-    int err = moe_predict(s, in->routing, v->value[TOPOLOGY], &v->r);
-    moe_schedule_free(s);
-    return err;
+    return g->n_values[key] > 1;
 }
 
-static int run_all(struct grid *g, const struct moe_input *in)
+/* "dgx_h100 with alltoall", and the other keys where they vary. */
+static void print_name(const struct moe_grid *g, const struct moe_variant *v)
 {
-    for (int i = 0; i < g->n; i++) {
-        MOE_TRY(run_variant(&g->variants[i], in));
-        if (g->variants[i].r.step < g->variants[g->best].r.step) g->best = i;
+    printf("%s with %s", v->value[MOE_VARY_TOPOLOGY], v->value[MOE_VARY_DISPATCHER]);
+    for (int key = MOE_VARY_CAPACITY; key < MOE_VARY_COUNT; key++)
+        if (varies(g, key))
+            printf(", %s%s%s", key == MOE_VARY_ORDER ? "" : moe_vary[key].column,
+                   key == MOE_VARY_ORDER ? "" : " ", v->value[key]);
+}
+
+/* Only what varies, and times: the rest is in the JSON. Columns that are empty throughout are left out. */
+static json_t *row_json(const struct moe_grid *g, const struct moe_variant *v, bool drops, bool pads)
+{
+    json_t *row = json_object();
+    for (int key = 0; key < MOE_VARY_COUNT; key++)
+        if (varies(g, key)) json_object_set_new(row, moe_vary[key].column, moe_json_text(v->value[key]));
+    json_object_set_new(row, "to_best", json_real(to_best(g, v)));
+    json_object_set_new(row, "kept_tok/s", json_integer(kept_per_s(v)));
+    if (drops) json_object_set_new(row, "dropped_%", json_real(100 * share(v, v->kept.dropped)));
+    if (pads) json_object_set_new(row, "padded_%", json_real(100 * share(v, v->kept.padded)));
+    json_object_set_new(row, "step_us", json_integer(llround(moe_step_us(&v->r))));
+    for (int p = 0; p < MOE_PARTS; p++)
+        json_object_set_new(row, moe_parts[p].key, json_integer(llround(moe_part_us(&v->r, p))));
+    return row;
+}
+
+static bool print_table(const struct moe_grid *g)
+{
+    json_t *rows = json_array();
+    bool drops = false, pads = false;
+    for (int i = 0; i < g->n_ok; i++) {
+        drops |= ranked(g, i)->kept.dropped > 0;
+        pads |= ranked(g, i)->kept.padded > 0;
     }
-    return MOE_OK;
+    for (int i = 0; i < g->n_ok; i++) json_array_append_new(rows, row_json(g, ranked(g, i), drops, pads));
+    moe_print_rows(rows);
+    return drops;
 }
 
-/* ---- which is best, and why ---- */
-
-static json_t *results_json(const struct grid *g)
+/* "+1.23 ms", "1.23 ms"; three digits. */
+static void print_time(const char *before, double us, bool sign)
 {
-    json_t *list = json_array();
-    for (int i = 0; i < g->n; i++) {
-        const struct variant *v = &g->variants[i];
-        json_t *item = json_object();
-        for (int key = 0; key < KEY_COUNT; key++)
-            json_object_set_new(item, keys[key], moe_json_text(v->value[key]));
-        json_object_set_new(item, "to_best",
-                            json_real((double)v->r.step / (double)g->variants[g->best].r.step));
-        moe_result_json(&v->r, item);
-        json_array_append_new(list, item);
+    double size_us = fabs(us), unit_us = size_us < 999.5 ? 1 : size_us < 999.5e3 ? 1e3 : 1e6;
+    printf(sign ? "%s%+.3g %s" : "%s%.3g %s", before, us / unit_us,
+           unit_us == 1     ? "us"
+           : unit_us == 1e3 ? "ms"
+                            : "s");
+}
+
+static void print_why(const struct moe_grid *g, const char *what, const struct moe_variant *v)
+{
+    struct loss loss = loss_of(v, ranked(g, 0));
+    printf("%s: ", what);
+    print_name(g, v);
+    if (fabs(loss.us) < NOTHING_US) {
+        puts(" is as fast");
+        return;
     }
-    return list;
+    printf(" takes %.2f times as long", to_best(g, v));
+    print_time(loss.term_us[DROPPING] != 0 ? " for as many kept tokens, " : ", ", loss.us, true);
+    printf("; what decides is %s", term_text(loss.most));
+    print_time(" (", loss.term_us[loss.most], true);
+    for (int t = 0; t < TERMS; t++) {
+        if (t == loss.most || fabs(loss.term_us[t]) < NOTHING_US) continue;
+        printf(", %s", term_text(t));
+        print_time(" ", loss.term_us[t], true);
+    }
+    puts(").");
 }
 
-/* The fastest after the best, or NULL. */
-static const struct variant *runner_up(const struct grid *g)
+static void print_text(const struct moe_grid *g, const struct moe_input *in)
 {
-    const struct variant *next = NULL;
-    for (int i = 0; i < g->n; i++)
-        if (i != g->best && (!next || g->variants[i].r.step < next->r.step)) next = &g->variants[i];
-    return next;
-}
-
-/* What a part takes longer in v than in the best. */
-static double more_us(const struct grid *g, const struct variant *v, int part)
-{
-    return moe_part_us(&v->r, part) - moe_part_us(&g->variants[g->best].r, part);
-}
-
-static int deciding_part(const struct grid *g, const struct variant *v)
-{
-    int most = 0;
-    for (int p = 1; p < MOE_PARTS; p++)
-        if (more_us(g, v, p) > more_us(g, v, most)) most = p;
-    return most;
-}
-
-static void print_json(const struct grid *g, const struct moe_input *in)
-{
-    const struct variant *next = runner_up(g);
-    json_t *why = next ? json_pack("{s:i, s:s}", "next", (int)(next - g->variants), "part",
-                                   moe_parts[deciding_part(g, next)].key)
-                       : json_null();
-    for (int p = 0; p < MOE_PARTS && next; p++)
-        json_object_set_new(why, moe_parts[p].key, json_real(more_us(g, next, p)));
-    moe_print_json(json_pack("{s:s, s:o, s:o, s:i, s:o}", "schema", "moesim.compare/1", "input",
-                             moe_input_json(in), "results", results_json(g), "best", g->best, "why", why));
-}
-
-static void print_text(const struct grid *g, const struct moe_input *in)
-{
-    const struct variant *best = &g->variants[g->best], *next = runner_up(g);
+    static const char *const what[] = {"next", "worst"};
+    int place[2], n = rivals(g, place);
     printf("%s\n", in->scenario->name);
     moe_input_print(in);
     putchar('\n');
-    moe_print_rows(results_json(g));
-    printf("\nbest: %s with %s, %.1f us\n", best->value[TOPOLOGY], best->value[DISPATCHER],
-           moe_step_us(&best->r));
-    if (!next) return;
-    int most = deciding_part(g, next);
-    printf("next: %s with %s, %.1f us longer, mostly %s (%+.1f us)", next->value[TOPOLOGY],
-           next->value[DISPATCHER], moe_step_us(&next->r) - moe_step_us(&best->r), moe_parts[most].text,
-           more_us(g, next, most));
-    for (int p = 0; p < MOE_PARTS; p++)
-        if (p != most) printf(", %s %+.1f us", moe_parts[p].text, more_us(g, next, p));
-    putchar('\n');
+    if (print_table(g))
+        puts("\nRanked by time per kept token: of a token with dropped rows only the kept part counts.");
+    for (int i = 0; i < g->n; i++) {
+        if (g->variants[i].err == MOE_OK) continue;
+        printf("\nno result: ");
+        print_name(g, &g->variants[i]);
+        printf(": %s", g->variants[i].error);
+    }
+    printf("%s\nbest: ", g->n_ok < g->n ? "\n" : "");
+    print_name(g, ranked(g, 0));
+    print_time(": ", moe_step_us(&ranked(g, 0)->r), false);
+    printf(" a step, %lld kept tokens/s\n", (long long)kept_per_s(ranked(g, 0)));
+    for (int i = 0; i < n; i++) print_why(g, what[i], ranked(g, place[i]));
 }
 
 /* ---- results ---- */
 
-static int store_results(struct moe_store *store, const struct grid *g, const struct moe_input *in)
+static int store_results(struct moe_store *store, const struct moe_grid *g, const struct moe_input *in)
 {
     MOE_TRY(moe_store_begin(store));
     MOE_TRY(moe_store_clear_results(store));
     for (int i = 0; i < g->n; i++) {
-        const struct moe_sim_result *r = &g->variants[i].r;
-        struct moe_store_result row = {.step_us = moe_step_us(r),
-                                       .compute_us = r->compute_us,
-                                       .exposed_us = r->exposed_us,
-                                       .waiting_us = r->waiting_us,
-                                       .host_us = r->host_us,
-                                       .intra_bytes = r->bytes[MOE_LINK_INTRA],
-                                       .inter_bytes = r->bytes[MOE_LINK_NIC]};
+        const struct moe_variant *v = &g->variants[i];
+        struct moe_store_result row = {.step_us = moe_step_us(&v->r),
+                                       .compute_us = v->r.compute_us,
+                                       .exposed_us = v->r.exposed_us,
+                                       .waiting_us = v->r.waiting_us,
+                                       .host_us = v->r.host_us,
+                                       .intra_bytes = v->r.bytes[MOE_LINK_INTRA],
+                                       .inter_bytes = v->r.bytes[MOE_LINK_NIC],
+                                       .expert_parallel = v->sc.expert_parallel,
+                                       .dropped_share = share(v, v->kept.dropped)};
+        if (v->err < 0) continue;
+        if (strcmp(v->sc.capacity.rule, "dropless") != 0) row.capacity = v->sc.capacity.factor;
         snprintf(row.scenario, sizeof row.scenario, "%s", in->scenario->name);
-        moe_copy_name(row.topology, g->variants[i].value[TOPOLOGY]);
-        moe_copy_name(row.dispatcher, g->variants[i].value[DISPATCHER]);
+        moe_copy_name(row.topology, v->value[MOE_VARY_TOPOLOGY]);
+        moe_copy_name(row.dispatcher, v->value[MOE_VARY_DISPATCHER]);
+        moe_copy_name(row.rank_order, v->value[MOE_VARY_ORDER]);
         MOE_TRY(moe_store_add_result(store, &row));
     }
     return moe_store_commit(store);
 }
 
 /* A store that is there keeps all but its results. */
-static int write_results(const char *path, const struct grid *g, const struct moe_input *in)
+static int write_results(const char *path, const struct moe_grid *g, const struct moe_input *in)
 {
     struct moe_store *store;
     bool there = access(path, F_OK) == 0;
@@ -207,18 +248,18 @@ static int write_results(const char *path, const struct grid *g, const struct mo
 int moe_cli_compare(const struct moe_args *args)
 {
     struct moe_input in;
-    struct grid g = {0};
+    struct moe_grid g = {0};
     int err;
     MOE_TRY_GOTO(moe_input_load(args, &in));
-    MOE_TRY_GOTO(make_grid(&g, args, &in));
-    MOE_TRY_GOTO(run_all(&g, &in));
+    MOE_TRY_GOTO(moe_grid_make(&g, args, &in));
+    MOE_TRY_GOTO(moe_grid_run(&g, &in, args->threads));
     if (args->output) MOE_TRY_GOTO(write_results(args->output, &g, &in));
     if (args->json)
         print_json(&g, &in);
     else
         print_text(&g, &in);
 done:
-    free_grid(&g);
+    moe_grid_free(&g);
     moe_input_free(&in);
     return err;
 }

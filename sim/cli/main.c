@@ -7,10 +7,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum command_id { CAPTURE, CHECK, SIMULATE, COMPARE, TRACE_INFO, REPORT, COMMAND_COUNT };
+enum command_id {
+    CAPTURE,
+    CHECK,
+    SIMULATE,
+    COMPARE,
+    CALIBRATE,
+    VALIDATE,
+    TRACE_INFO,
+    TRACE_MERGE,
+    TRACE_EXPORT,
+    TRACE_IMPORT,
+    REPORT,
+    COMMAND_COUNT
+};
 #define ON(command) (1u << (command))
 #define ON_ALL (ON(COMMAND_COUNT) - 1)
 #define READERS (ON(CHECK) | ON(SIMULATE) | ON(COMPARE))
+#define FORMATS (ON(TRACE_EXPORT) | ON(TRACE_IMPORT))
 
 static const struct command {
     const char *name, *operand, *summary;
@@ -23,7 +37,16 @@ static const struct command {
     [SIMULATE] = {"simulate", "SCENARIO|TRACE", "predict how long a step takes, and where the time goes",
                   moe_cli_simulate},
     [COMPARE] = {"compare", "SCENARIO|TRACE", "simulate variants; name the best, and why", moe_cli_compare},
+    [CALIBRATE] = {"calibrate", "TRACE", "fit the numbers of this host to a capture", moe_cli_calibrate},
+    [VALIDATE] = {"validate", "TRACE", "predict the steps of a capture, and compare with what was measured",
+                  moe_cli_validate},
     [TRACE_INFO] = {"trace info", "TRACE", "what a capture holds", moe_cli_trace_info},
+    [TRACE_MERGE] = {"trace merge", "PREFIX",
+                     "one trace of PREFIX.rank0, PREFIX.rank1, ... of a killed capture", moe_cli_trace_merge},
+    [TRACE_EXPORT] = {"trace export", "TRACE", "write a trace's routing in a format of others",
+                      moe_cli_trace_export},
+    [TRACE_IMPORT] = {"trace import", "FILE...", "make a trace of routing in a format of others",
+                      moe_cli_trace_import},
     [REPORT] = {"report", "RUN.db", "one HTML page of a capture and its comparison", moe_cli_report},
 };
 
@@ -37,6 +60,7 @@ static const struct option {
     enum kind kind;
     size_t offset;
     int64_t min, fallback; /* NUMBER; a fallback >= min is said in the help */
+    const char *text;      /* TEXT: fallback, said too */
 } options[] = {
 #define AT(member) offsetof(struct moe_args, member)
     {"ranks", 'n', "RANKS", "ranks to start: as many as the scenario has", ON(CAPTURE), 0, NUMBER, AT(ranks),
@@ -45,14 +69,37 @@ static const struct option {
     {"steps", 0, "N", "training steps", ON(CAPTURE), 0, NUMBER, AT(steps), 1, 20},
     {"seed", 0, "S", "of the initial parameters and the batches", ON(CAPTURE), 0, NUMBER, AT(seed), 0, 1},
     {"timeout", 0, "S", "seconds that a collective may take", ON(CAPTURE), 0, NUMBER, AT(timeout_s), 1, 60},
-    {"topology", 0, "T", "the machine: a name of topologies/ or a file", ON(SIMULATE) | ON(COMPARE), 0, TEXT,
-     AT(topology)},
-    {"vary", 0, "KEY=A,B", "what to compare; may be repeated; keys: topology, dispatcher", ON(COMPARE),
-     ON(COMPARE), LIST, AT(vary)},
+    {"save", 0, "PREFIX", "write a checkpoint after the last step: PREFIX.rankN", ON(CAPTURE), 0, TEXT,
+     AT(save)},
+    {"load", 0, "PREFIX", "go on from this checkpoint", ON(CAPTURE), 0, TEXT, AT(load)},
+    {"topology", 0, "T", "the machine: a name of topologies/ or a file",
+     ON(SIMULATE) | ON(COMPARE) | ON(VALIDATE), ON(VALIDATE), TEXT, AT(topology)},
+    {"cores", 0, "N", "cores that the ranks shared: those of this host", ON(CALIBRATE), 0, NUMBER, AT(cores),
+     1, 0},
+    {"name", 0, "NAME", "of the topology", ON(CALIBRATE), 0, TEXT, AT(name), .text = "this_host"},
+    {"max-step-error", 0, "PCT", "exit with 5 when the step is further off", ON(VALIDATE), 0, NUMBER,
+     AT(max_step_error), 0, -1},
+    {"max-phase-error", 0, "PCT", "the same for the median phase of 5 % of the step or more", ON(VALIDATE), 0,
+     NUMBER, AT(max_phase_error), 0, -1},
+    {"vary", 0, "KEY=A,B",
+     "what to compare; may be repeated; keys: topology, dispatcher, capacity (dropless or a\n"
+     "                            factor), ep (expert_parallel), rank_order (consecutive, strided)",
+     ON(COMPARE), ON(COMPARE), LIST, AT(vary)},
+    {"threads", 0, "N", "variants at a time: as many as there are cores", ON(COMPARE), 0, NUMBER, AT(threads),
+     1, 0},
     {"step", 0, "N", "step of the trace (its last complete one)", READERS, 0, NUMBER, AT(step), 0, -1},
-    {"output", 'o', "RUN.db", "the trace store to write", ON(CAPTURE), ON(CAPTURE), TEXT, AT(output)},
+    {"format", 0, "FORMAT", "megatron (router trace, JSONL) or npy (expert ids, NumPy)", FORMATS, FORMATS,
+     TEXT, AT(format)},
+    {"step", 0, "N", "step to write: all complete ones", ON(TRACE_EXPORT), 0, NUMBER, AT(step), 0, -1},
+    {"output", 'o', "RUN.db", "the trace store to write", ON(CAPTURE) | ON(TRACE_IMPORT),
+     ON(CAPTURE) | ON(TRACE_IMPORT), TEXT, AT(output)},
+    {"output", 'o', "RUN.db", "the trace store to write: PREFIX", ON(TRACE_MERGE), 0, TEXT, AT(output)},
+    {"output", 'o', "DIR|FILE", "folder to write, or the only file", ON(TRACE_EXPORT), ON(TRACE_EXPORT), TEXT,
+     AT(output)},
     {"output", 'o', "RESULTS.db", "store whose results to replace; may be the trace", ON(COMPARE), 0, TEXT,
      AT(output)},
+    {"output", 'o', "TOPOLOGY.yaml", "topology to write", ON(CALIBRATE), ON(CALIBRATE), TEXT, AT(output)},
+    {"output", 'o', "PHASES.csv", "table to write", ON(VALIDATE), 0, TEXT, AT(output)},
     {"output", 'o', "DIR", "folder to write", ON(REPORT), ON(REPORT), TEXT, AT(output)},
     {"json", 0, NULL, "print JSON", ON_ALL & ~ON(REPORT), 0, FLAG, AT(json)},
     {"help", 'h', NULL, "this text", ON_ALL, 0, FLAG, AT(help)},
@@ -83,6 +130,7 @@ static void print_command_help(enum command_id id)
                           o->argument ? o->argument : "");
         printf("%*s%s", used < 28 ? 28 - used : 1, "", o->help);
         if (o->kind == NUMBER && o->fallback >= o->min) printf(" (%lld)", (long long)o->fallback);
+        if (o->text) printf(" (%s)", o->text);
         putchar('\n');
     }
 }
@@ -162,22 +210,26 @@ static int read_option(enum command_id id, char **argv, int *i, struct moe_args 
 
 static int read_args(enum command_id id, char **argv, struct moe_args *args)
 {
-    bool words_only = false;
-    unsigned given = 0;
+    bool words_only = false, many = strstr(commands[id].operand, "...");
     for (int i = 0; i < OPTION_COUNT; i++)
-        if (options[i].kind == NUMBER) *(int64_t *)((char *)args + options[i].offset) = options[i].fallback;
+        if (options[i].kind == NUMBER)
+            *(int64_t *)((char *)args + options[i].offset) = options[i].fallback;
+        else if (options[i].text)
+            *(const char **)((char *)args + options[i].offset) = options[i].text;
     for (int i = 0; argv[i] && !args->help; i++) {
         if (!words_only && !strcmp(argv[i], "--"))
             words_only = true;
         else if (!words_only && argv[i][0] == '-' && argv[i][1])
             MOE_TRY(read_option(id, argv, &i, args));
-        else if (given++)
+        else if (args->n_inputs > 0 && !many)
             return moe_fail(MOE_EUSAGE, "unexpected '%s' (--help lists all)", argv[i]);
         else
-            args->input = argv[i];
+            argv[args->n_inputs++] = argv[i]; /* in place: what was there is read */
     }
+    args->inputs = (const char *const *)argv;
+    args->input = argv[0];
     if (args->help) return MOE_OK;
-    if (!given) return moe_fail(MOE_EUSAGE, "expected %s (see --help)", commands[id].operand);
+    if (args->n_inputs == 0) return moe_fail(MOE_EUSAGE, "expected %s (see --help)", commands[id].operand);
     for (int i = 0; i < OPTION_COUNT; i++)
         if (options[i].required & ON(id) && !*(char **)((char *)args + options[i].offset))
             return moe_fail(MOE_EUSAGE, "--%s %s is required (see --help)", options[i].name,

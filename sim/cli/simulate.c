@@ -1,5 +1,6 @@
 /* simulate.c - moesim simulate: the time of a step, and where it goes. */
 #include "sim/cli/cli.h"
+#include "sim/values.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,6 +70,10 @@ static void print_json(const struct moe_sim_result *r, const struct moe_input *i
     moe_result_json(r, root);
     json_object_set_new(root, "collectives_us", json_real(r->comm_us));
     json_object_set_new(root, "events", json_integer(r->events));
+    struct moe_kept kept = moe_values_kept(in->schedule, in->routing);
+    json_object_set_new(root, "chosen_rows", json_integer(kept.chosen));
+    json_object_set_new(root, "dropped_rows", json_integer(kept.dropped));
+    json_object_set_new(root, "padded_rows", json_integer(kept.padded));
     json_object_set_new(root, "operations", operations_json(r->rows, r->n_rows));
     moe_print_json(root);
 }
@@ -94,6 +99,11 @@ static void print_text(struct moe_sim_result *r, const struct moe_input *in)
                100 * per_us * moe_part_us(r, p));
     printf("%-20s %12.1f us  %5.1f %% of it behind compute\n\n", "all collectives", r->comm_us,
            hidden_us > 0 ? 100 * hidden_us / r->comm_us : 0);
+    struct moe_kept kept = moe_values_kept(in->schedule, in->routing);
+    double per_row = kept.chosen ? 100 / (double)kept.chosen : 0;
+    if (kept.dropped || kept.padded)
+        printf("capacity: %.1f %% of the rows dropped, %.1f %% padded\n\n", per_row * (double)kept.dropped,
+               per_row * (double)kept.padded);
     puts("carried by links");
     for (int c = 0; c < MOE_LINK_CLASS_COUNT; c++)
         printf("  %-18s %12.3f MB\n", moe_link_class_text[c], (double)r->bytes[c] / 1e6);

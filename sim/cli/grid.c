@@ -1,0 +1,226 @@
+/* grid.c - see grid.h. Threads take variants by number and write into their own variant only. */
+#include "sim/cli/grid.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- keys ---- */
+
+static bool set_topology(struct moe_scenario *sc, const char *value)
+{
+    (void)sc; /* its names are shorter than paths; moe_predict takes the value */
+    return *value != 0;
+}
+
+static bool set_dispatcher(struct moe_scenario *sc, const char *value)
+{
+    moe_copy_name(sc->dispatcher, value);
+    return true;
+}
+
+/* A factor needs a rule that limits. */
+static bool set_capacity(struct moe_scenario *sc, const char *value)
+{
+    char *end;
+    double factor = strtod(value, &end);
+    if (!strcmp(value, "dropless")) {
+        moe_copy_name(sc->capacity.rule, value);
+        return true;
+    }
+    if (!strcmp(sc->capacity.rule, "dropless")) moe_copy_name(sc->capacity.rule, "megatron");
+    sc->capacity.factor = factor;
+    return !*end && factor >= 1e-6 && factor <= 1e6;
+}
+
+static bool set_expert_parallel(struct moe_scenario *sc, const char *value)
+{
+    char *end;
+    sc->expert_parallel = strtoll(value, &end, 10);
+    return !*end && sc->expert_parallel >= 1;
+}
+
+static bool set_rank_order(struct moe_scenario *sc, const char *value)
+{
+    for (sc->rank_order = 0; sc->rank_order < MOE_RANK_ORDER_COUNT; sc->rank_order++)
+        if (!strcmp(value, moe_rank_order_text[sc->rank_order])) return true;
+    return false;
+}
+
+const struct moe_vary moe_vary[MOE_VARY_COUNT] = {
+    [MOE_VARY_TOPOLOGY] = {"topology", "topology", "the name of a machine", set_topology},
+    [MOE_VARY_DISPATCHER] = {"dispatcher", "dispatcher", "a name", set_dispatcher},
+    [MOE_VARY_CAPACITY] = {"capacity.factor", "capacity", "dropless or a factor", set_capacity},
+    [MOE_VARY_EP] = {"layout.expert_parallel", "ep", "a number of ranks", set_expert_parallel},
+    [MOE_VARY_ORDER] = {"layout.rank_order", "rank_order", "consecutive or strided", set_rank_order},
+};
+
+/* ---- what to compare ---- */
+
+static void add_value(struct moe_grid *g, int key, const char *text, size_t length)
+{
+    int cap = g->n_values[key];
+    g->value[key] = moe_grow(g->value[key], &cap, cap + 1, sizeof *g->value[key]);
+    g->value[key][g->n_values[key]++] = strndup(text, length);
+}
+
+/* Values that no variant could have are errors of the command line. */
+static int check_value(const struct moe_input *in, int key, const char *text, const char *value)
+{
+    struct moe_scenario sc = *in->scenario;
+    struct moe_schedule *s;
+    struct moe_topo *t;
+    if (!*value || !moe_vary[key].set(&sc, value))
+        return moe_fail(MOE_EUSAGE, "--vary %s: %s '%s', expected %s", text,
+                        *value ? "no value" : "an empty value", value, moe_vary[key].values);
+    if (key == MOE_VARY_TOPOLOGY) {
+        MOE_TRY(moe_topo_load(value, &t));
+        moe_topo_free(t);
+    }
+    if (key == MOE_VARY_DISPATCHER) {
+        MOE_TRY(moe_lower(&sc, &s));
+        moe_schedule_free(s);
+    }
+    return MOE_OK;
+}
+
+/* "key=value[,value...]" */
+static int read_vary(struct moe_grid *g, const struct moe_input *in, const char *text)
+{
+    const char *names[MOE_VARY_COUNT];
+    char name[MOE_NAME];
+    int key = 0;
+    size_t length = strcspn(text, "=");
+    snprintf(name, sizeof name, "%.*s", (int)length, text);
+    for (; key < MOE_VARY_COUNT; key++) {
+        names[key] = moe_vary[key].name;
+        if (!strcmp(name, names[key]) || !strcmp(name, moe_vary[key].column)) break;
+    }
+    const char *nearest = key == MOE_VARY_COUNT ? moe_nearest(name, names, key) : NULL;
+    if (key == MOE_VARY_COUNT)
+        return moe_fail(MOE_EUSAGE, "--vary %s: unknown key%s%s (--help lists all)", text,
+                        nearest ? ", did you mean " : "", nearest ? nearest : "");
+    const char *value = text + length;
+    do {
+        value += *value != 0; /* past '=' or ',' */
+        length = strcspn(value, ",");
+        add_value(g, key, value, length);
+        MOE_TRY(check_value(in, key, text, g->value[key][g->n_values[key] - 1]));
+        value += length;
+    } while (*value);
+    return MOE_OK;
+}
+
+/* What the scenario itself says. */
+static void add_own_values(struct moe_grid *g, const struct moe_input *in)
+{
+    const struct moe_scenario *sc = in->scenario;
+    char factor[MOE_NAME], ep[MOE_NAME];
+    bool drops = strcmp(sc->capacity.rule, "dropless") != 0;
+    snprintf(factor, sizeof factor, "%g", sc->capacity.factor);
+    snprintf(ep, sizeof ep, "%lld", (long long)sc->expert_parallel);
+    const char *own[MOE_VARY_COUNT] = {in->topology, sc->dispatcher, drops ? factor : sc->capacity.rule, ep,
+                                       moe_rank_order_text[sc->rank_order]};
+    for (int key = 0; key < MOE_VARY_COUNT; key++)
+        if (!g->n_values[key]) add_value(g, key, own[key], strlen(own[key]));
+}
+
+int moe_grid_make(struct moe_grid *g, const struct moe_args *args, const struct moe_input *in)
+{
+    *g = (struct moe_grid){.n = 1};
+    for (int i = 0; i < args->n_vary; i++) MOE_TRY(read_vary(g, in, args->vary[i]));
+    add_own_values(g, in);
+    for (int key = 0; key < MOE_VARY_COUNT; key++) g->n *= g->n_values[key];
+    g->variants = moe_alloc((size_t)g->n, sizeof *g->variants);
+    g->rank = moe_alloc((size_t)g->n, sizeof *g->rank);
+    for (int i = 0; i < g->n; i++) {
+        struct moe_variant *v = &g->variants[i];
+        v->sc = *in->scenario;
+        for (int key = MOE_VARY_COUNT - 1, rest = i; key >= 0; rest /= g->n_values[key--]) {
+            v->value[key] = g->value[key][rest % g->n_values[key]];
+            moe_vary[key].set(&v->sc, v->value[key]);
+        }
+    }
+    return MOE_OK;
+}
+
+void moe_grid_free(struct moe_grid *g)
+{
+    for (int i = 0; g->variants && i < g->n; i++) {
+        moe_sim_free(&g->variants[i].r);
+        free(g->variants[i].error);
+    }
+    for (int key = 0; key < MOE_VARY_COUNT; key++) {
+        for (int i = 0; i < g->n_values[key]; i++) free(g->value[key][i]);
+        free(g->value[key]);
+    }
+    free(g->variants);
+    free(g->rank);
+}
+
+/* ---- run ---- */
+
+static int run_variant(struct moe_variant *v, const struct moe_input *in)
+{
+    struct moe_schedule *s;
+    MOE_TRY(moe_scenario_check_layout(&v->sc));
+    MOE_TRY(moe_lower(&v->sc, &s));
+    v->kept = moe_values_kept(s, in->routing);
+    v->kept_tokens = (double)in->tokens;
+    if (v->kept.chosen) v->kept_tokens *= 1 - (double)v->kept.dropped / (double)v->kept.chosen;
+    int err = moe_predict(s, in->routing, v->value[MOE_VARY_TOPOLOGY], &v->r);
+    moe_schedule_free(s);
+    return err;
+}
+
+struct work {
+    struct moe_grid *g;
+    const struct moe_input *in;
+    atomic_int next;
+};
+
+static void *run_some(void *arg)
+{
+    struct work *w = arg;
+    for (int i; (i = atomic_fetch_add(&w->next, 1)) < w->g->n;) {
+        struct moe_variant *v = &w->g->variants[i];
+        v->err = run_variant(v, w->in);
+        if (v->err < 0) v->error = strdup(moe_error());
+    }
+    return NULL;
+}
+
+double moe_variant_cost_us(const struct moe_variant *v)
+{
+    return moe_step_us(&v->r) / (v->kept_tokens > 0 ? v->kept_tokens : 1);
+}
+
+static int by_cost(const void *a, const void *b, void *variants)
+{
+    int i = *(const int *)a, j = *(const int *)b;
+    const struct moe_variant *all = variants;
+    double x = moe_variant_cost_us(&all[i]), y = moe_variant_cost_us(&all[j]);
+    return x != y ? (x > y) - (x < y) : i - j;
+}
+
+int moe_grid_run(struct moe_grid *g, const struct moe_input *in, int64_t n_threads)
+{
+    struct work w = {.g = g, .in = in};
+    int n = 0, cores = (int)sysconf(_SC_NPROCESSORS_ONLN),
+        most = n_threads && n_threads < g->n ? (int)n_threads : g->n;
+    if (!n_threads && cores < most) most = cores;
+    pthread_t *threads = moe_alloc((size_t)most, sizeof *threads);
+    while (n < most - 1 && pthread_create(&threads[n], NULL, run_some, &w) == 0) n++;
+    run_some(&w); /* this thread is one of them */
+    while (n > 0) pthread_join(threads[--n], NULL);
+    free(threads);
+    for (int i = 0; i < g->n; i++)
+        if (g->variants[i].err == MOE_OK) g->rank[g->n_ok++] = i;
+    if (!g->n_ok) return moe_fail(g->variants[0].err, "%s", g->variants[0].error);
+    qsort_r(g->rank, (size_t)g->n_ok, sizeof *g->rank, by_cost, g->variants);
+    return MOE_OK;
+}

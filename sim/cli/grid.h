@@ -1,0 +1,56 @@
+/* grid - every combination of what --vary lists, simulated on all cores. */
+#ifndef MOE_CLI_GRID_H
+#define MOE_CLI_GRID_H
+
+#include "sim/cli/cli.h"
+#include "sim/values.h"
+
+enum moe_vary_key {
+    MOE_VARY_TOPOLOGY,
+    MOE_VARY_DISPATCHER,
+    MOE_VARY_CAPACITY,
+    MOE_VARY_EP,
+    MOE_VARY_ORDER,
+    MOE_VARY_COUNT
+};
+
+/* A key of --vary. */
+struct moe_vary {
+    const char *name, *column; /* as in a scenario; in tables and JSON, and also on the command line */
+    const char *values;        /* what is expected */
+    /* Puts a value into the scenario. Result: false when it is none. */
+    bool (*set)(struct moe_scenario *sc, const char *value);
+};
+extern const struct moe_vary moe_vary[MOE_VARY_COUNT];
+
+struct moe_variant {
+    char *value[MOE_VARY_COUNT]; /* borrowed from the grid */
+    struct moe_scenario sc;      /* the one asked about, with these values; owns nothing */
+    int err;                     /* enum moe_err; below 0: error says why there is no result */
+    char *error;
+    struct moe_sim_result r;
+    struct moe_kept kept;
+    double kept_tokens; /* of the step: the tokens, less 1 / top_k for each row that was dropped */
+};
+
+struct moe_grid {
+    int n_values[MOE_VARY_COUNT];
+    char **value[MOE_VARY_COUNT];
+    int n, n_ok;
+    struct moe_variant *variants; /* [n], the last key varies fastest */
+    int *rank;                    /* [n_ok] variants with a result, the least time per kept token first */
+};
+
+/* Reads args->vary; a key that is not there has the value of the scenario. Result: *g, to be freed in any
+ * case. Errors: MOE_EUSAGE for an unknown key, an empty or impossible value; MOE_EINPUT for an unknown
+ * dispatcher or topology. */
+int moe_grid_make(struct moe_grid *g, const struct moe_args *args, const struct moe_input *in);
+/* Simulates the variants on n_threads threads (0: as many as there are cores). Result: does not depend on
+ * n_threads. Errors: when no variant has a result, that of the first. */
+int moe_grid_run(struct moe_grid *g, const struct moe_input *in, int64_t n_threads);
+void moe_grid_free(struct moe_grid *g);
+
+/* us a kept token; the number by which variants are ranked. */
+double moe_variant_cost_us(const struct moe_variant *v);
+
+#endif

@@ -1,0 +1,65 @@
+/* trace.c - moesim trace merge, export, import: traces as files. */
+#include "sim/cli/cli.h"
+#include "traces/format.h"
+#include "traces/store.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+int moe_check_replaceable(const char *path)
+{
+    if (access(path, F_OK) == 0 && !moe_store_probe(path))
+        return moe_fail(MOE_EINPUT, "%s: exists and is no trace store; not replaced", path);
+    return MOE_OK;
+}
+
+/* As the rank files say; those of ranks that were killed at once say nothing. */
+static int count_ranks(const char *prefix, int *out)
+{
+    struct moe_store_info info = {0};
+    for (int r = 0; info.n_ranks == 0; r++) {
+        char path[PATH_MAX];
+        struct moe_store *store;
+        snprintf(path, sizeof path, "%s.rank%d", prefix, r);
+        MOE_TRY(moe_store_open(path, MOE_STORE_READ, &store));
+        int err = moe_store_info(store, &info);
+        moe_store_close(store);
+        MOE_TRY(err);
+    }
+    *out = info.n_ranks;
+    return MOE_OK;
+}
+
+int moe_cli_trace_merge(const struct moe_args *args)
+{
+    const char *output = args->output ? args->output : args->input;
+    int ranks;
+    MOE_TRY(moe_check_replaceable(output));
+    MOE_TRY(count_ranks(args->input, &ranks));
+    MOE_TRY(moe_store_merge(args->input, ranks, output));
+    return moe_print_trace(output, "moesim.trace.merge/1", args->json);
+}
+
+int moe_cli_trace_export(const struct moe_args *args)
+{
+    const struct moe_format *format;
+    int n_files;
+    int64_t n_routings;
+    MOE_TRY(moe_format_find(args->format, &format));
+    MOE_TRY(moe_format_export(format, args->input, args->step, args->output, &n_files, &n_routings));
+    json_t *root = args->json ? json_pack("{s:s}", "schema", "moesim.trace.export/1") : json_object();
+    json_object_set_new(root, "output", moe_json_text(args->output));
+    json_object_set_new(root, "files", json_integer(n_files));
+    json_object_set_new(root, "routings", json_integer(n_routings));
+    (args->json ? moe_print_json : moe_print_fields)(root);
+    return MOE_OK;
+}
+
+int moe_cli_trace_import(const struct moe_args *args)
+{
+    const struct moe_format *format;
+    MOE_TRY(moe_format_find(args->format, &format));
+    MOE_TRY(moe_check_replaceable(args->output));
+    MOE_TRY(moe_format_import(format, args->inputs, args->n_inputs, args->output));
+    return moe_print_trace(args->output, "moesim.trace.import/1", args->json);
+}

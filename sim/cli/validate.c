@@ -1,0 +1,167 @@
+/* validate.c - moesim validate: the steps of a capture, predicted and measured, phase by phase. */
+#include "sim/cli/steps.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double least_share = 0.05; /* of the step: shorter phases do not count in the median error */
+
+/* Seconds; the last line is the step. */
+enum { STEP = MOE_PHASE_COUNT, LINES };
+struct outcome {
+    double measured[LINES], predicted[LINES];
+    double phase_error, step_error; /* relative; phase_error: median over the phases that count */
+    double covered;                 /* share of the measured step that these phases are */
+};
+
+static double error_of(const struct outcome *o, int line)
+{
+    return o->measured[line] > 0 ? o->predicted[line] / o->measured[line] - 1 : 0;
+}
+
+static void add_times(const struct moe_schedule *s, const struct moe_times *t, double *line, int n)
+{
+    double phase[MOE_PHASE_COUNT];
+    moe_phases(s, t, phase);
+    for (int p = 0; p < MOE_PHASE_COUNT; p++) line[p * n] = phase[p];
+    line[STEP * n] = t->step_s;
+}
+
+static int simulate_steps(const struct moe_capture *c, struct moe_topo *topo, double *measured,
+                          double *predicted)
+{
+    const struct moe_steps *steps = &c->steps;
+    int err = MOE_OK;
+    for (int i = 0; i < steps->n && err >= 0; i++) {
+        struct moe_times *times = moe_times_new(steps->s);
+        err = moe_times_predict(steps->s, steps->routing[i], topo, times);
+        add_times(steps->s, steps->times[i], measured + i, steps->n);
+        add_times(steps->s, times, predicted + i, steps->n);
+        moe_times_free(times);
+    }
+    return err;
+}
+
+static void conclude(struct outcome *o)
+{
+    double error[MOE_PHASE_COUNT];
+    int n = 0;
+    for (int p = 0; p < MOE_PHASE_COUNT; p++) {
+        if (o->measured[p] < least_share * o->measured[STEP]) continue;
+        error[n++] = fabs(error_of(o, p));
+        o->covered += o->measured[p] / o->measured[STEP];
+    }
+    o->phase_error = n ? moe_median(error, n) : 0;
+    o->step_error = fabs(error_of(o, STEP));
+}
+
+static int validate(const struct moe_capture *c, struct moe_topo *topo, struct outcome *o)
+{
+    int n = c->steps.n;
+    double *measured = moe_alloc((size_t)(LINES * n), sizeof *measured),
+           *predicted = moe_alloc((size_t)(LINES * n), sizeof *predicted);
+    int err = simulate_steps(c, topo, measured, predicted);
+    for (int line = 0; line < LINES; line++) {
+        o->measured[line] = moe_median(measured + line * n, n);
+        o->predicted[line] = moe_median(predicted + line * n, n);
+    }
+    free(measured);
+    free(predicted);
+    conclude(o);
+    return err;
+}
+
+/* ---- output ---- */
+
+static void line_name(int line, char out[MOE_NAME])
+{
+    if (line == STEP)
+        moe_copy_name(out, "step");
+    else
+        moe_phase_name(line, out);
+}
+
+static bool is_shown(const struct outcome *o, int line)
+{
+    return o->measured[line] > 0 || o->predicted[line] > 0;
+}
+
+static json_t *lines_json(const struct outcome *o)
+{
+    json_t *list = json_array();
+    for (int line = 0; line < LINES; line++) {
+        char name[MOE_NAME];
+        double share = o->measured[line] / o->measured[STEP];
+        line_name(line, name);
+        if (!is_shown(o, line)) continue;
+        json_array_append_new(list,
+                              json_pack("{s:s, s:f, s:f, s:f, s:f, s:b}", "phase", name, "measured_us",
+                                        o->measured[line] * 1e6, "predicted_us", o->predicted[line] * 1e6,
+                                        "error_pct", 100 * error_of(o, line), "share_pct", 100 * share,
+                                        "counts", line != STEP && share >= least_share));
+    }
+    return list;
+}
+
+static int write_csv(const char *path, const struct outcome *o)
+{
+    FILE *f = fopen(path, "w");
+    if (!f) return moe_fail(MOE_EFAILED, "%s: %s", path, strerror(errno));
+    fprintf(f, "phase,measured_us,predicted_us\n");
+    for (int line = 0; line < LINES; line++) {
+        char name[MOE_NAME];
+        line_name(line, name);
+        if (is_shown(o, line))
+            fprintf(f, "\"%s\",%.3f,%.3f\n", name, o->measured[line] * 1e6, o->predicted[line] * 1e6);
+    }
+    if (fclose(f) != 0) return moe_fail(MOE_EFAILED, "%s: %s", path, strerror(errno));
+    return MOE_OK;
+}
+
+static void print(const struct moe_args *args, const struct moe_capture *c, const struct outcome *o)
+{
+    if (args->json) {
+        moe_print_json(json_pack("{s:s, s:o, s:o, s:i, s:o, s:f, s:f, s:f}", "schema", "moesim.validate/1",
+                                 "input", moe_input_json(&c->in), "topology", moe_json_text(args->topology),
+                                 "steps", c->steps.n, "phases", lines_json(o), "step_error_pct",
+                                 100 * o->step_error, "median_phase_error_pct", 100 * o->phase_error,
+                                 "covered_pct", 100 * o->covered));
+        return;
+    }
+    printf("%s on %s: medians of the quickest %d of %lld steps\n\n", args->input, args->topology, c->steps.n,
+           (long long)c->n_complete);
+    moe_print_rows(lines_json(o));
+    printf("\nstep: %.1f %% off; phases of %.0f %% of it or more: median %.1f %% off; they are %.1f %% of "
+           "the step\n",
+           100 * o->step_error, 100 * least_share, 100 * o->phase_error, 100 * o->covered);
+}
+
+/* limit_pct < 0: none. */
+static int check(const char *what, double error, int64_t limit_pct)
+{
+    if (limit_pct < 0 || 100 * error <= (double)limit_pct) return MOE_OK;
+    return moe_fail(MOE_EVERDICT, "%s is %.1f %% off, expected at most %lld %%", what, 100 * error,
+                    (long long)limit_pct);
+}
+
+int moe_cli_validate(const struct moe_args *args)
+{
+    struct moe_capture c;
+    struct moe_topo *topo = NULL;
+    struct outcome o = {0};
+    int err;
+    MOE_TRY_GOTO(moe_capture_load(args, &c));
+    MOE_TRY_GOTO(moe_topo_load(args->topology, &topo));
+    MOE_TRY_GOTO(validate(&c, topo, &o));
+    if (args->output) MOE_TRY_GOTO(write_csv(args->output, &o));
+    print(args, &c, &o);
+    MOE_TRY_GOTO(check("the step", o.step_error, args->max_step_error));
+    err = check("the median phase", o.phase_error, args->max_phase_error);
+done:
+    moe_topo_free(topo);
+    moe_capture_free(&c);
+    return err;
+}

@@ -1,0 +1,48 @@
+/* simulate_cost - what one operation asks of the machine: a kernel's time, a collective's flows.
+ *
+ * Kernels are rooflines: the slower of arithmetic and memory, on cores their sum (topology.h). Collectives of
+ * n members:
+ *   alltoall       one flow per pair.
+ *   allgather      a ring: block i starts at member i and is passed on n - 1 times. The one link that it does
+ *                  not cross leads back to i, so member i sends on all blocks but that of the next.
+ *   reducescatter  the same ring with sums: block i starts at the member after i and ends at i. The one link
+ *                  that it does not cross leads from i, so member i sends on all blocks but its own.
+ *   allreduce      both, one after the other, with equal blocks.
+ * In a ring every block is cut so finely that all links are busy from start to end. */
+#ifndef MOE_SIMULATE_COST_H
+#define MOE_SIMULATE_COST_H
+
+#include "sim/schedule.h"
+#include "sim/topology.h"
+
+/* An operation of a rank, and what its sizes are. */
+struct moe_asked {
+    const struct moe_schedule *s;
+    struct moe_env env;
+    const struct moe_block *block;
+    const struct moe_op *op;
+    int rank, layer;
+};
+
+/* *out: on a core of its own. Errors of both: MOE_EVERDICT when a size is unknown. */
+int moe_kernel_time(const struct moe_asked *asked, const struct moe_topo *t, moe_ps *out);
+
+struct moe_sent {
+    int from, to; /* places in the group */
+    int64_t bytes;
+};
+struct moe_flows {
+    int n, cap;
+    struct moe_sent *sent;
+    int hops;      /* latencies that follow one another */
+    bool together; /* no member leaves before all flows have ended; else when those that concern it have */
+};
+
+/* The flows, all of bytes > 0, of the collective that `first`, a member, is in; ops [group size] as each
+ * member issued it, all of one kind and type. *out: replaced, its memory used again; free(out->sent) in the
+ * end. Errors: MOE_EVERDICT also when members do not agree on a size. Cost: O(n^2) evaluations of sizes, O(n)
+ * for allreduce. */
+int moe_collective_flows(const struct moe_asked *first, const struct moe_op *const *ops,
+                         struct moe_flows *out);
+
+#endif
