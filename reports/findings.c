@@ -19,84 +19,69 @@ static void write_time(FILE *out, double us, bool with_sign)
     fprintf(out, with_sign ? "%+.3g %s" : "%.3g %s", us / unit_us, unit);
 }
 
-static double top_of_layer(const struct moe_summary *m, const struct moe_load *load, int layer)
-{
-    return load->relative[layer * m->scenario->experts + load->top[layer]];
-}
-
-static int top_layer(const struct moe_summary *m, const struct moe_load *load)
+static int largest(const double *value, int n)
 {
     int top = 0;
-    for (int l = 1; l < m->scenario->layers; l++)
-        if (top_of_layer(m, load, l) > top_of_layer(m, load, top)) top = l;
+    for (int i = 1; i < n; i++)
+        if (value[i] > value[top]) top = i;
     return top;
 }
 
 static void write_routing(const struct moe_summary *m, FILE *out)
 {
-    const int layer = top_layer(m, &m->last), layers = (int)m->scenario->layers;
+    const struct moe_matrix *first = &m->first.tokens, *last = &m->last.tokens;
+    const int layers = last->n_from, E = last->n_to, top = largest(last->relative, layers * E);
     fprintf(out, "Routing: in step %lld, expert %d of layer %d gets %.2f times the mean load",
-            (long long)m->last.step, m->last.top[layer], layer, top_of_layer(m, &m->last, layer));
+            (long long)m->last.step, top % E, top / E, last->relative[top]);
     if (layers > 1) fprintf(out, " (max/mean by layer:");
     for (int l = 0; layers > 1 && l < layers && l < LISTED_LAYERS; l++)
-        fprintf(out, " %.2f%s", top_of_layer(m, &m->last, l), l + 1 < layers ? "," : ")");
+        fprintf(out, " %.2f%s", last->relative[l * E + largest(last->relative + l * E, E)],
+                l + 1 < layers ? "," : ")");
     if (layers > LISTED_LAYERS) fprintf(out, " ...)");
     if (m->first.step < m->last.step)
         fprintf(out, "; in step %lld the highest was %.2f times", (long long)m->first.step,
-                top_of_layer(m, &m->first, top_layer(m, &m->first)));
-    fprintf(out, ".\n");
+                first->relative[largest(first->relative, layers * E)]);
+    fprintf(out, ". A capacity factor of 1 would drop %.1f %% of its rows, one of 1.25 %.1f %%.\n",
+            100 * moe_dropped_share(m->last.routing, -1, 1),
+            100 * moe_dropped_share(m->last.routing, -1, 1.25));
 }
 
-static int largest(const double *part_us, int n)
+void moe_write_against_best(const struct moe_bars *b, int i, FILE *out)
 {
-    int top = 0;
-    for (int i = 1; i < n; i++)
-        if (part_us[i] > part_us[top]) top = i;
-    return top;
-}
-
-/* The fastest result, and the next one, or -1; the first of equals. */
-static void rank_results(const struct moe_bars *b, int *best, int *second)
-{
-    *best = 0;
-    *second = -1;
-    for (int i = 1; i < b->n; i++) {
-        if (b->bars[i].step_us < b->bars[*best].step_us) {
-            *second = *best;
-            *best = i;
-        } else if (*second < 0 || b->bars[i].step_us < b->bars[*second].step_us) {
-            *second = i;
-        }
-    }
-}
-
-static void write_simulated(const struct moe_bars *b, FILE *out)
-{
-    int i, j;
-    if (!b->n) return;
-    rank_results(b, &i, &j);
-    const struct moe_bar *best = &b->bars[i], *second = j < 0 ? NULL : &b->bars[j];
-    fprintf(out, "Simulated: %s %s ", best->name, second ? "is the fastest:" : "needs");
-    write_time(out, best->step_us, false);
-    fprintf(out, " a step");
-    if (!second) {
-        int part = largest(best->part_us, b->n_parts);
-        fprintf(out, ", most of it %s (%.0f %%).\n", b->parts[part],
-                100 * best->part_us[part] / best->step_us);
+    const struct moe_bar *bar = &b->bars[i], *best = &b->bars[0];
+    double more_us[MOE_BAR_PARTS] = {0};
+    for (int p = 0; p < b->n_parts; p++) more_us[p] = bar->part_us[p] - best->part_us[p];
+    int part = largest(more_us, b->n_parts);
+    if (bar->kept_us <= best->kept_us) {
+        fprintf(out, i ? "as fast" : "the best");
         return;
     }
-    double more_us[MOE_BAR_PARTS] = {0}, total_us = second->step_us - best->step_us;
-    for (int p = 0; p < b->n_parts; p++) more_us[p] = second->part_us[p] - best->part_us[p];
-    fprintf(out, "; %s, the next of %d, needs ", second->name, b->n);
-    write_time(out, second->step_us, false);
-    int part = largest(more_us, b->n_parts);
-    if (total_us > 0) {
-        fprintf(out, ", %.2f times as long; what decides is %s (", second->step_us / best->step_us,
-                b->parts[part]);
-        write_time(out, more_us[part], true);
-        fprintf(out, ", all else ");
-        write_time(out, total_us - more_us[part], true);
-        fprintf(out, ")");
+    fprintf(out, "%.2f times as long%s; what decides is %s (", bar->kept_us / best->kept_us,
+            bar->dropped != best->dropped ? " for as many kept tokens" : "", b->parts[part]);
+    write_time(out, more_us[part], true);
+    fprintf(out, ", all else ");
+    write_time(out, bar->kept_us - best->kept_us - more_us[part], true);
+    fprintf(out, ")");
+}
+
+/* The best, those as fast, the first slower one and the last. */
+static void write_simulated(const struct moe_bars *b, FILE *out)
+{
+    int next = 1;
+    if (!b->n) return;
+    const struct moe_bar *best = &b->bars[0];
+    fprintf(out, b->n > 1 ? "Simulated: %s is the best of %d: " : "Simulated: %s needs ", best->name, b->n);
+    write_time(out, best->step_us, false);
+    fprintf(out, " a step, most of it %s (%.0f %%)", b->parts[largest(best->part_us, b->n_parts)],
+            100 * best->part_us[largest(best->part_us, b->n_parts)] / best->step_us);
+    while (next < b->n && b->bars[next].kept_us <= best->kept_us) next++;
+    if (next > 1) fprintf(out, "; as fast: %s", b->bars[1].name);
+    if (next > 2) fprintf(out, " and %d more", next - 2);
+    for (int i = next; i < b->n; i = i == next && i < b->n - 1 ? b->n - 1 : b->n) {
+        fprintf(out, "; %s, %s, needs ", b->bars[i].name, i == next ? "the next" : "the last");
+        write_time(out, b->bars[i].step_us, false);
+        fprintf(out, ", ");
+        moe_write_against_best(b, i, out);
     }
     fprintf(out, ".\n");
 }

@@ -1,5 +1,5 @@
 /* report.c - see report.h. The page's frame is page.html, in which @name@ stands for a part written here; the
- * figures are heat.gp and bars.gp. All three are read from MOESIM_REPORTS_DIR at run time.
+ * figures are drawn by the .gp files. All are read from MOESIM_REPORTS_DIR at run time.
  *
  * Everything is written into a scratch folder inside the target and moved when complete. */
 #include "reports/report.h"
@@ -7,6 +7,7 @@
 #include "reports/summary.h"
 #include "sim/schedule.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -15,35 +16,41 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_BARS = 17 }; /* in figures and tables; the CSV has all */
+#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
+/* A figure: NAME.csv, and NAME.svg and NAME.png that `script` makes of it. `data` is where `of` says in
+ * struct moe_summary. */
+struct figure {
+    const char *name, *script;
+    size_t of;
+    /* Writes the CSV. Result: its rows; without any there is no figure. */
+    int (*csv)(const struct moe_summary *m, const void *data, FILE *f);
+    /* Writes the arguments of the script that follow the name; NULL: none. */
+    void (*args)(const struct moe_summary *m, const void *data, FILE *f);
+    const char *absent; /* what the page says instead */
+};
 
 struct page {
     const struct moe_summary *m;
     const char *dir; /* the scratch folder */
+    unsigned drawn;  /* bit i: figures[i] */
     FILE *out;
     int err;
 };
 
-/* Moved to the target in this order, the page last; what follows is thrown away. */
-static const char *const results[] = {"load_first.csv", "load_last.csv", "measured_us.csv",
-                                      "simulated_us.csv", "index.html"};
-static const char *const scratch[] = {"figures.gp", "load_first.svg", "load_last.svg", "measured_us.svg",
-                                      "simulated_us.svg"};
-#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
-
 /* ---- files ---- */
 
-static char *join(const char *dir, const char *name)
+static char *join(const char *dir, const char *name, const char *suffix)
 {
     char *path;
-    int n = asprintf(&path, "%s/%s", dir, name);
+    int n = asprintf(&path, "%s/%s%s", dir, name, suffix);
     moe_assert(n >= 0);
     return path;
 }
 
-static int open_file(const char *dir, const char *name, const char *mode, FILE **out)
+static int open_file(const char *dir, const char *name, const char *suffix, const char *mode, FILE **out)
 {
-    char *path = join(dir, name);
+    char *path = join(dir, name, suffix);
     *out = fopen(path, mode);
     int err = *out ? MOE_OK : moe_fail(MOE_EFAILED, "%s: %s", path, strerror(errno));
     free(path);
@@ -57,75 +64,122 @@ static int close_written(FILE *f, const char *dir)
     return moe_fail(MOE_EFAILED, "%s: not written: %s", dir, strerror(errno));
 }
 
-static int write_load(const struct page *p, const char *name, const struct moe_load *load)
+/* ---- figures: the data ---- */
+
+static int write_matrix(const struct moe_summary *m, const void *data, FILE *f)
 {
-    const int64_t E = p->m->scenario->experts;
-    FILE *f;
-    MOE_TRY(open_file(p->dir, name, "w", &f));
-    fprintf(f, "step,layer,expert,tokens,relative\n");
-    for (int64_t i = 0; i < p->m->scenario->layers * E; i++)
-        fprintf(f, "%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",%.6g\n", load->step, i / E, i % E,
-                load->tokens[i], load->relative[i]);
-    return close_written(f, p->dir);
+    const struct moe_matrix *x = data;
+    const bool moves = x == &m->traffic;
+    fprintf(f, "step,%s,%s,%s\n", x->from, x->to, moves ? "rows,relative,bytes" : "tokens,relative");
+    for (int i = 0; i < x->n_from * x->n_to; i++) {
+        fprintf(f, "%" PRId64 ",%d,%d,%" PRId64 ",%.6g", x == &m->first.tokens ? m->first.step : m->last.step,
+                i / x->n_to, i % x->n_to, x->count[i], x->relative[i]);
+        if (moves) fprintf(f, ",%" PRId64, x->count[i] * m->row_bytes);
+        fputc('\n', f);
+    }
+    return x->n_from * x->n_to;
 }
 
-static int write_bars(const struct page *p, const char *name, const struct moe_bars *b)
+static int write_bars(const struct moe_summary *m, const void *data, FILE *f)
 {
-    FILE *f;
-    MOE_TRY(open_file(p->dir, name, "w", &f));
+    const struct moe_bars *b = data;
+    const bool ranked = b == &m->simulated;
     fprintf(f, "bar,step");
     for (int i = 0; i < b->n_parts; i++) fprintf(f, ",%s", b->parts[i]);
+    fputs(ranked ? ",dropped,to_best" : "", f);
     for (int n = 0; n < b->n; n++) {
+        const struct moe_bar *bar = &b->bars[n];
         fputs("\n\"", f);
-        for (const char *c = b->bars[n].name; *c; c++) fputc(*c == '"' ? '\'' : *c, f);
-        fprintf(f, "\",%.3f", b->bars[n].step_us);
-        for (int i = 0; i < b->n_parts; i++) fprintf(f, ",%.3f", b->bars[n].part_us[i]);
+        for (const char *c = bar->name; *c; c++) fputc(*c == '"' ? '\'' : *c, f);
+        fprintf(f, "\",%.3f", bar->step_us);
+        for (int i = 0; i < b->n_parts; i++) fprintf(f, ",%.3f", bar->part_us[i]);
+        if (ranked) fprintf(f, ",%.9g,%.6g", bar->dropped, bar->kept_us / b->bars[0].kept_us);
     }
     fputc('\n', f);
-    return close_written(f, p->dir);
+    return b->n;
 }
 
-/* ---- figures ---- */
-
-static int shown(const struct moe_bars *b)
+/* Factors are eighths: exact numbers. The worst layer of the last step is another one for each factor. */
+static int write_drop(const struct moe_summary *m, const void *data, FILE *f)
 {
-    return b->n < MAX_BARS ? b->n : MAX_BARS;
+    enum { FROM = 4, TO = 24 };
+    (void)data;
+    fprintf(f, "capacity,step %" PRId64 " (first),step %" PRId64 " (last),its worst layer\n", m->first.step,
+            m->last.step);
+    for (int i = FROM; i <= TO; i++) {
+        double worst = 0;
+        for (int l = 0; l < m->scenario->layers; l++)
+            worst = fmax(worst, moe_dropped_share(m->last.routing, l, i / 8.0));
+        fprintf(f, "%.3f,%.4f,%.4f,%.4f\n", i / 8.0, 100 * moe_dropped_share(m->first.routing, -1, i / 8.0),
+                100 * moe_dropped_share(m->last.routing, -1, i / 8.0), 100 * worst);
+    }
+    return TO - FROM + 1;
+}
+
+/* ---- figures: how they are drawn ---- */
+
+/* Both steps have the same scale. */
+static void matrix_args(const struct moe_summary *m, const void *data, FILE *f)
+{
+    const struct moe_matrix *x = data;
+    const bool moves = x == &m->traffic;
+    fprintf(f, " %d %d %.6f '%s' '%s' '%s'", x->n_from, x->n_to,
+            moves ? x->max : fmax(m->first.tokens.max, m->last.tokens.max), x->from, x->to,
+            moves ? "rows" : "relative");
 }
 
 static const char *unit_of(const struct moe_bars *b, double *unit_us)
 {
     double max_us = 0;
-    for (int i = 0; i < shown(b); i++) max_us = fmax(max_us, b->bars[i].step_us);
+    for (int i = 0; i < b->n_shown; i++) max_us = fmax(max_us, fmax(b->bars[i].step_us, b->bars[i].kept_us));
     return moe_time_unit(max_us, unit_us);
 }
 
-static void call_heat(FILE *f, const struct moe_summary *m, const char *name)
+static void bar_args(const struct moe_summary *m, const void *data, FILE *f)
 {
-    const int64_t n = m->scenario->layers * m->scenario->experts;
-    double top = 2; /* at least, so that a balanced routing looks balanced */
-    for (int64_t i = 0; i < n; i++) top = fmax(top, fmax(m->first.relative[i], m->last.relative[i]));
-    fprintf(f, "call '" MOESIM_REPORTS_DIR "/heat.gp' '%s' %" PRId64 " %" PRId64 " %.6f\n", name,
-            m->scenario->layers, m->scenario->experts, top);
-}
-
-static void call_bars(FILE *f, const char *name, const struct moe_bars *b)
-{
+    const struct moe_bars *b = data;
     double unit_us;
     const char *unit = unit_of(b, &unit_us);
-    if (b->n)
-        fprintf(f, "call '" MOESIM_REPORTS_DIR "/bars.gp' '%s' %d %d %.0f '%s'\n", name, shown(b), b->n_parts,
-                unit_us, unit);
+    fprintf(f, " %d %d %.0f '%s' %d", b->n_shown, b->n_parts, unit_us, unit, b == &m->simulated);
 }
 
-static int draw(const struct page *p, int (*gnuplot)(const char *script, const char *dir))
+#define OF(member) offsetof(struct moe_summary, member)
+static const struct figure figures[] = {
+    {"load_first", "heat", OF(first.tokens), write_matrix, matrix_args, NULL},
+    {"load_last", "heat", OF(last.tokens), write_matrix, matrix_args, NULL},
+    {"traffic", "heat", OF(traffic), write_matrix, matrix_args, NULL},
+    {"dropped", "lines", OF(last), write_drop, NULL, NULL},
+    {"measured_us", "bars", OF(measured), write_bars, bar_args, NULL},
+    {"simulated_us", "bars", OF(simulated), write_bars, bar_args,
+     "Nothing simulated yet: <code>moesim compare</code> adds results."},
+};
+
+static const void *data_of(const struct figure *figure, const struct moe_summary *m)
 {
-    FILE *f;
-    MOE_TRY(open_file(p->dir, "figures.gp", "w", &f));
-    call_heat(f, p->m, "load_first");
-    call_heat(f, p->m, "load_last");
-    call_bars(f, "measured_us", &p->m->measured);
-    call_bars(f, "simulated_us", &p->m->simulated);
-    MOE_TRY(close_written(f, p->dir));
+    return (const char *)m + figure->of;
+}
+
+/* Writes the CSV of each figure and draws those that have data. The script draws the SVG and says `height`;
+ * the PNG is the same at twice the size. */
+static int draw(struct page *p, int (*gnuplot)(const char *script, const char *dir))
+{
+    FILE *gp, *csv;
+    MOE_TRY(open_file(p->dir, "figures", ".gp", "w", &gp));
+    for (int i = 0; i < COUNT(figures); i++) {
+        const struct figure *g = &figures[i];
+        MOE_TRY(open_file(p->dir, g->name, ".csv", "w", &csv));
+        int rows = g->csv(p->m, data_of(g, p->m), csv);
+        MOE_TRY(close_written(csv, p->dir));
+        if (!rows) continue;
+        p->drawn |= 1u << i;
+        fprintf(gp, "call '" MOESIM_REPORTS_DIR "/%s.gp' '%s'", g->script, g->name);
+        if (g->args) g->args(p->m, data_of(g, p->m), gp);
+        fprintf(gp,
+                "\nset terminal pngcairo size 1320, 2 * height noenhanced font 'DejaVu Sans,13' "
+                "fontscale 1.5 linewidth 2\nset output '%s.png'\nreplot\n",
+                g->name);
+    }
+    MOE_TRY(close_written(gp, p->dir));
     return gnuplot("figures.gp", p->dir);
 }
 
@@ -144,13 +198,17 @@ static void put_text(FILE *out, const char *text)
 
 /* An SVG without what only stands in the way inside a page: the XML head, gnuplot's titles, its unused point
  * symbols, whose ids would occur once per figure. */
-static void put_svg(struct page *p, const char *name)
+static void put_figure(struct page *p, int i)
 {
     char *line = NULL;
     size_t size = 0;
     bool inside = false, symbols = false;
     FILE *f;
-    int err = open_file(p->dir, name, "r", &f);
+    if (!(p->drawn & 1u << i)) {
+        fprintf(p->out, "<p>%s</p>\n", figures[i].absent);
+        return;
+    }
+    int err = open_file(p->dir, figures[i].name, ".svg", "r", &f);
     if (err < 0) {
         p->err = err;
         return;
@@ -169,26 +227,31 @@ static void put_svg(struct page *p, const char *name)
     fclose(f);
 }
 
-static void put_bars(struct page *p, const char *svg, const struct moe_bars *b)
+/* Of ranked ones no parts, for which there is no room beside the words. */
+static void put_table(struct page *p, const struct moe_bars *b)
 {
     double unit_us;
     const char *unit = unit_of(b, &unit_us);
-    if (!b->n) {
-        fputs("<p>Nothing simulated yet: <code>moesim compare</code> adds results.</p>\n", p->out);
-        return;
-    }
-    put_svg(p, svg);
+    const bool ranked = b == &p->m->simulated;
+    const int n_parts = ranked ? 0 : b->n_parts;
+    if (!b->n) return;
     fprintf(p->out, "<div class=\"wide\"><table>\n<tr><th>%s</th><th class=\"n\">step</th>", unit);
-    for (int i = 0; i < b->n_parts; i++) fprintf(p->out, "<th class=\"n\">%s</th>", b->parts[i]);
-    for (int n = 0; n < shown(b); n++) {
+    for (int i = 0; i < n_parts; i++) fprintf(p->out, "<th class=\"n\">%s</th>", b->parts[i]);
+    fputs(ranked ? "<th class=\"n\">dropped</th><th>against the best</th>" : "", p->out);
+    for (int n = 0; n < b->n_shown; n++) {
+        const struct moe_bar *bar = &b->bars[n];
         fputs("</tr>\n<tr><td>", p->out);
-        put_text(p->out, b->bars[n].name);
-        fprintf(p->out, "</td><td class=\"n\">%.3f</td>", b->bars[n].step_us / unit_us);
-        for (int i = 0; i < b->n_parts; i++)
-            fprintf(p->out, "<td class=\"n\">%.3f</td>", b->bars[n].part_us[i] / unit_us);
+        put_text(p->out, bar->name);
+        fprintf(p->out, "</td><td class=\"n\">%.3f</td>", bar->step_us / unit_us);
+        for (int i = 0; i < n_parts; i++)
+            fprintf(p->out, "<td class=\"n\">%.3f</td>", bar->part_us[i] / unit_us);
+        if (!ranked) continue;
+        fprintf(p->out, "<td class=\"n\">%.1f %%</td><td>", 100 * bar->dropped);
+        moe_write_against_best(b, n, p->out);
+        fputs("</td>", p->out);
     }
     fputs("</tr>\n</table></div>\n", p->out);
-    if (shown(b) < b->n) fprintf(p->out, "<p class=\"note\">%d more in the CSV.</p>\n", b->n - shown(b));
+    if (b->n_shown < b->n) fprintf(p->out, "<p class=\"note\">%d more in the CSV.</p>\n", b->n - b->n_shown);
 }
 
 static void put_findings(struct page *p)
@@ -211,125 +274,119 @@ static void put_facts(struct page *p)
 {
     const struct moe_summary *m = p->m;
     const struct moe_scenario *sc = m->scenario;
-    fprintf(p->out,
-            "<table>\n<tr><th>model</th><td>%" PRId64 " layers, hidden %" PRId64 ", %" PRId64
-            " experts of ffn %" PRId64 ", top-%" PRId64 ", %s</td></tr>\n",
-            sc->layers, sc->hidden, sc->experts, sc->ffn, sc->top_k, moe_type_text[sc->dtype]);
+    const char *const fact[][2] = {{"dispatcher", sc->dispatcher},
+                                   {"capacity rule", sc->capacity.rule},
+                                   {"bytes of data", m->data_bytes},
+                                   {"seed", m->seed},
+                                   {"moesim", m->version}};
     int64_t tokens = 0;
     for (int r = 0; r < sc->ranks; r++) tokens += sc->tokens[r];
     fprintf(p->out,
+            "<table>\n<tr><th>model</th><td>%" PRId64 " layers, hidden %" PRId64 ", %" PRId64
+            " heads, %" PRId64 " experts of ffn %" PRId64 ", top-%" PRId64 ", %s</td></tr>\n"
             "<tr><th>ranks</th><td>%" PRId64 ", experts split over %" PRId64 "</td></tr>\n"
-            "<tr><th>tokens a step</th><td>%" PRId64 "</td></tr>\n<tr><th>dispatcher</th><td>",
-            sc->ranks, sc->expert_parallel, tokens);
-    put_text(p->out, sc->dispatcher);
-    fprintf(p->out, "</td></tr>\n<tr><th>steps</th><td>%" PRId64 " of %" PRId64 " complete</td></tr>\n",
-            m->info.steps_complete, m->info.steps_asked);
-    fprintf(p->out,
+            "<tr><th>tokens a step</th><td>%" PRId64 "</td></tr>\n"
+            "<tr><th>steps</th><td>%" PRId64 " of %" PRId64 " complete</td></tr>\n"
             "<tr><th>loss</th><td>%.4f nats a byte in step %" PRId64 ", %.4f in step %" PRId64 "</td></tr>\n",
+            sc->layers, sc->hidden, sc->heads, sc->experts, sc->ffn, sc->top_k, moe_type_text[sc->dtype],
+            sc->ranks, sc->expert_parallel, tokens, m->info.steps_complete, m->info.steps_asked,
             m->info.first_loss, m->info.first_step, m->info.last_loss, m->info.last_step);
-    const char *const key[] = {"bytes of data", "seed", "moesim"};
-    const char *const value[] = {m->data_bytes, m->seed, m->version};
-    for (int i = 0; i < COUNT(key); i++) {
-        fprintf(p->out, "<tr><th>%s</th><td>", key[i]);
-        put_text(p->out, value[i] ? value[i] : "not recorded");
+    for (int i = 0; i < COUNT(fact); i++) {
+        fprintf(p->out, "<tr><th>%s</th><td>", fact[i][0]);
+        put_text(p->out, fact[i][1] ? fact[i][1] : "not recorded");
         fputs("</td></tr>\n", p->out);
     }
     fputs("</table>\n", p->out);
 }
 
+/* A figure's name stands for the figure. */
 static void put_part(struct page *p, const char *name)
 {
     const struct moe_summary *m = p->m;
-    if (!strcmp(name, "findings"))
-        put_findings(p);
-    else if (!strcmp(name, "facts"))
-        put_facts(p);
-    else if (!strcmp(name, "measured_us.svg"))
-        put_bars(p, name, &m->measured);
-    else if (!strcmp(name, "simulated_us.svg"))
-        put_bars(p, name, &m->simulated);
-    else if (!strcmp(name, "first_step"))
-        fprintf(p->out, "%" PRId64, m->first.step);
-    else if (!strcmp(name, "last_step"))
-        fprintf(p->out, "%" PRId64, m->last.step);
-    else if (!strcmp(name, "median_step"))
-        fprintf(p->out, "%" PRId64, m->median_step);
-    else
-        put_svg(p, name);
+    const struct {
+        const char *name;
+        int64_t value;
+    } numbers[] = {{"first_step", m->first.step},
+                   {"last_step", m->last.step},
+                   {"median_step", m->median_step},
+                   {"row_bytes", m->row_bytes}};
+    for (int i = 0; i < COUNT(numbers); i++)
+        if (!strcmp(name, numbers[i].name)) fprintf(p->out, "%" PRId64, numbers[i].value);
+    for (int i = 0; i < COUNT(figures); i++)
+        if (!strcmp(name, figures[i].name)) put_figure(p, i);
+    if (!strcmp(name, "findings")) put_findings(p);
+    if (!strcmp(name, "facts")) put_facts(p);
+    if (!strcmp(name, "measured_table")) put_table(p, &m->measured);
+    if (!strcmp(name, "simulated_table")) put_table(p, &m->simulated);
 }
 
+/* In the frame, every second piece between @ is a name. */
 static int write_page(struct page *p)
 {
     FILE *frame;
-    char *text = NULL;
+    char *piece = NULL;
     size_t size = 0;
-    MOE_TRY(open_file(MOESIM_REPORTS_DIR, "page.html", "r", &frame));
-    ssize_t n = getdelim(&text, &size, 0, frame);
-    fclose(frame);
-    int err = n < 0 ? moe_fail(MOE_EFAILED, MOESIM_REPORTS_DIR "/page.html: not readable") : MOE_OK;
-    if (err == MOE_OK) err = open_file(p->dir, "index.html", "w", &p->out);
-    if (err == MOE_OK) {
-        bool is_name = false;
-        for (char *rest = text, *piece; (piece = strsep(&rest, "@")); is_name = !is_name) {
-            if (is_name)
-                put_part(p, piece);
-            else
-                fputs(piece, p->out);
-        }
-        err = close_written(p->out, p->dir);
+    bool is_name = false;
+    MOE_TRY(open_file(MOESIM_REPORTS_DIR, "page", ".html", "r", &frame));
+    int err = open_file(p->dir, "index", ".html", "w", &p->out);
+    for (; err == MOE_OK && getdelim(&piece, &size, '@', frame) > 0; is_name = !is_name) {
+        piece[strcspn(piece, "@")] = 0;
+        if (is_name)
+            put_part(p, piece);
+        else
+            fputs(piece, p->out);
     }
-    free(text);
+    if (err == MOE_OK) err = close_written(p->out, p->dir);
+    free(piece);
+    fclose(frame);
     return p->err < 0 ? p->err : err;
 }
 
 /* ---- all of it ---- */
 
-static int publish(const char *from, const char *to)
+/* A figure that is not there must not leave an older one behind. */
+static int publish(const char *from_dir, const char *to_dir, const char *name, const char *suffix)
 {
+    char *from = join(from_dir, name, suffix), *to = join(to_dir, name, suffix);
     int err = MOE_OK;
-    for (int i = 0; i < COUNT(results) && err == MOE_OK; i++) {
-        char *before = join(from, results[i]), *after = join(to, results[i]);
-        if (rename(before, after) < 0) err = moe_fail(MOE_EFAILED, "%s: %s", after, strerror(errno));
-        free(before);
-        free(after);
-    }
+    if (rename(from, to) < 0 && (errno != ENOENT || (unlink(to) < 0 && errno != ENOENT)))
+        err = moe_fail(MOE_EFAILED, "%s: %s", to, strerror(errno));
+    free(from);
+    free(to);
     return err;
 }
 
-static void remove_files(const char *dir, const char *const *names, int n)
+static void remove_folder(const char *path)
 {
-    for (int i = 0; i < n; i++) {
-        char *path = join(dir, names[i]);
-        unlink(path);
-        free(path);
-    }
+    DIR *folder = opendir(path);
+    for (struct dirent *file; folder && (file = readdir(folder));) unlinkat(dirfd(folder), file->d_name, 0);
+    if (folder) closedir(folder);
+    rmdir(path);
 }
 
 static int write_all(struct page *p, const char *dir, int (*gnuplot)(const char *script, const char *dir))
 {
-    MOE_TRY(write_load(p, "load_first.csv", &p->m->first));
-    MOE_TRY(write_load(p, "load_last.csv", &p->m->last));
-    MOE_TRY(write_bars(p, "measured_us.csv", &p->m->measured));
-    MOE_TRY(write_bars(p, "simulated_us.csv", &p->m->simulated));
     MOE_TRY(draw(p, gnuplot));
     MOE_TRY(write_page(p));
-    return publish(p->dir, dir);
+    for (int i = 0; i < COUNT(figures); i++) {
+        MOE_TRY(publish(p->dir, dir, figures[i].name, ".csv"));
+        MOE_TRY(publish(p->dir, dir, figures[i].name, ".png"));
+    }
+    return publish(p->dir, dir, "index", ".html");
 }
 
 int moe_report(const char *store_path, const char *dir, FILE *findings,
                int (*gnuplot)(const char *script, const char *dir))
 {
     struct moe_summary m;
-    char *folder = join(dir, ".report-XXXXXX");
+    char *folder = join(dir, ".report-XXXXXX", "");
     struct page p = {.m = &m, .dir = folder};
     int err;
     MOE_TRY_GOTO(moe_summary_load(store_path, &m));
     if ((mkdir(dir, 0777) < 0 && errno != EEXIST) || !mkdtemp(folder))
         MOE_TRY_GOTO(moe_fail(MOE_EFAILED, "%s: %s", dir, strerror(errno)));
     err = write_all(&p, dir, gnuplot);
-    remove_files(folder, results, COUNT(results));
-    remove_files(folder, scratch, COUNT(scratch));
-    rmdir(folder);
+    remove_folder(folder);
     if (err >= 0) moe_summary_findings(&m, findings);
 done:
     moe_summary_free(&m);

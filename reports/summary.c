@@ -6,59 +6,91 @@
 
 #include "sim/lower.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { FORWARD, BACKWARD, UPDATE, COLLECTIVES, WAITING, REST }; /* parts of a measured step */
 static const char *const measured_parts[MOE_MEASURED_PARTS] = {
     "forward", "backward", "update", "collectives", "waiting for others", "host and idle"};
-static const char *const simulated_parts[MOE_SIMULATED_PARTS] = {"compute", "exposed collectives",
-                                                                 "waiting for others", "host and idle"};
+static const char *const simulated_parts[MOE_SIMULATED_PARTS] = {
+    "compute", "exposed collectives", "waiting for others", "host and idle", "dropped rows"};
+
+enum { MAX_MEASURED = 17, MAX_SIMULATED = 12 }; /* bars in figures and tables; the CSV has all */
 
 /* ---- routing ---- */
 
-static int count_rank(struct moe_store *s, const struct moe_scenario *sc, int layer, int rank,
-                      struct moe_load *load)
+static struct moe_matrix new_matrix(const char *from, int n_from, const char *to, int n_to)
 {
-    int64_t n_tokens;
-    int top_k;
-    int32_t *ids;
-    MOE_TRY(moe_store_routing(s, load->step, layer, rank, &n_tokens, &top_k, &ids));
-    if (!ids)
-        return moe_fail(MOE_EINPUT, "no routing of step %lld, layer %d, rank %d", (long long)load->step,
-                        layer, rank);
-    int err = MOE_OK;
-    for (int64_t i = 0; i < n_tokens * top_k && err == MOE_OK; i++) {
-        if (ids[i] < sc->experts)
-            load->tokens[layer * sc->experts + ids[i]]++;
-        else
-            err = moe_fail(MOE_EINPUT, "routing of step %lld names expert %d, the scenario has %lld",
-                           (long long)load->step, ids[i], (long long)sc->experts);
-    }
-    free(ids);
-    return err;
+    size_t n = (size_t)n_from * (size_t)n_to;
+    return (struct moe_matrix){
+        from, to, n_from, n_to, moe_alloc(n, sizeof(int64_t)), moe_alloc(n, sizeof(double)),
+        2}; /* at least, so that balance looks so */
 }
 
-static int load_routing(struct moe_store *s, const struct moe_scenario *sc, int64_t step,
-                        struct moe_load *out)
+/* partners: how many of the columns can be more than 0. */
+static void complete_matrix(struct moe_matrix *m, int partners)
 {
-    const int64_t E = sc->experts;
-    out->step = step;
-    out->tokens = moe_alloc((size_t)(sc->layers * E), sizeof *out->tokens);
-    out->relative = moe_alloc((size_t)(sc->layers * E), sizeof *out->relative);
-    out->top = moe_alloc((size_t)sc->layers, sizeof *out->top);
-    for (int l = 0; l < sc->layers; l++) {
-        for (int r = 0; r < sc->ranks; r++) MOE_TRY(count_rank(s, sc, l, r, out));
-        const int64_t *tokens = out->tokens + l * E;
+    for (int from = 0; from < m->n_from; from++) {
+        const int64_t *count = m->count + from * m->n_to;
         int64_t total = 0;
-        for (int e = 0; e < E; e++) {
-            total += tokens[e];
-            if (tokens[e] > tokens[out->top[l]]) out->top[l] = e;
+        for (int to = 0; to < m->n_to; to++) total += count[to];
+        for (int to = 0; to < m->n_to && total; to++) {
+            double relative = (double)(count[to] * partners) / (double)total;
+            m->relative[from * m->n_to + to] = relative;
+            m->max = fmax(m->max, relative);
         }
-        for (int e = 0; e < E && total; e++)
-            out->relative[l * E + e] = (double)(tokens[e] * E) / (double)total;
     }
+}
+
+static int load_routing(struct moe_store *s, int64_t step, struct moe_load *out)
+{
+    MOE_TRY(moe_routing_load(s, step, &out->routing));
+    const struct moe_routing *r = out->routing;
+    const int E = r->n_experts;
+    out->step = step;
+    out->tokens = new_matrix("layer", r->n_layers, "expert", E);
+    for (int l = 0; l < r->n_layers; l++)
+        for (int i = 0; i < r->n_ranks * E; i++)
+            out->tokens.count[l * E + i % E] += moe_routing_counts(r, l, 0)[i];
+    complete_matrix(&out->tokens, E);
     return MOE_OK;
+}
+
+double moe_dropped_share(const struct moe_routing *r, int layer, double factor)
+{
+    int64_t chosen = 0, dropped = 0;
+    for (int i = 0; i < r->n_layers * r->n_ranks; i++) {
+        int l = i / r->n_ranks, rank = i % r->n_ranks;
+        if (layer >= 0 && l != layer) continue;
+        int64_t rows = r->tokens[rank] * r->top_k;
+        int64_t capacity = (int64_t)ceil((double)rows / r->n_experts * factor);
+        chosen += rows;
+        for (int e = 0; e < r->n_experts; e++) {
+            int64_t over = moe_routing_counts(r, l, rank)[e] - capacity;
+            dropped += over > 0 ? over : 0;
+        }
+    }
+    return chosen ? (double)dropped / (double)chosen : 0;
+}
+
+/* The experts are split over the communicator "ep", in the order of its members. */
+static void load_traffic(const struct moe_schedule *s, struct moe_summary *m)
+{
+    const struct moe_routing *r = m->last.routing;
+    const struct moe_comm *ep = s->comms;
+    const int size = (int)m->scenario->expert_parallel, per_rank = r->n_experts / size;
+    m->traffic = new_matrix("from rank", r->n_ranks, "to rank", r->n_ranks);
+    m->row_bytes = m->scenario->hidden * moe_type_bytes[m->scenario->dtype];
+    while (strcmp(ep->name, "ep") != 0) ep++;
+    for (int i = 0; i < r->n_layers * r->n_ranks; i++) {
+        int from = i % r->n_ranks;
+        const int *members = ep->members + ep->first[ep->group_of[from]];
+        for (int e = 0; e < r->n_experts; e++)
+            m->traffic.count[from * r->n_ranks + members[e / per_rank]] +=
+                moe_routing_counts(r, i / r->n_ranks, from)[e];
+    }
+    complete_matrix(&m->traffic, size);
 }
 
 /* ---- which step is the median one ---- */
@@ -210,9 +242,11 @@ static int load_measured(struct moe_store *s, struct moe_summary *m)
     MOE_TRY(moe_lower(m->scenario, &schedule));
     m->median_step = median.step;
     b->n = schedule->n_ranks + 1;
+    b->n_shown = b->n < MAX_MEASURED ? b->n : MAX_MEASURED;
     b->bars = moe_grow(NULL, &b->cap, b->n, sizeof *b->bars);
     struct breakdown d = {.schedule = schedule, .bars = b->bars + 1};
     int err = moe_store_each_op(s, median.step, median.step, add_to_breakdown, &d);
+    load_traffic(schedule, m);
     split_collectives(&d);
     complete_bars(b, (double)median.ns / 1e3);
     free(d.entries);
@@ -222,15 +256,78 @@ static int load_measured(struct moe_store *s, struct moe_summary *m)
 
 /* ---- simulated ---- */
 
+struct results {
+    int n, cap;
+    struct moe_store_result *items;
+};
+
 static int add_result(void *ctx, const struct moe_store_result *r)
 {
-    struct moe_bars *b = ctx;
-    b->bars = moe_grow(b->bars, &b->cap, b->n + 1, sizeof *b->bars);
-    struct moe_bar *bar = &b->bars[b->n++];
-    *bar = (struct moe_bar){.step_us = r->step_us,
-                            .part_us = {r->compute_us, r->exposed_us, r->waiting_us, r->host_us}};
-    snprintf(bar->name, sizeof bar->name, "%s with %s", r->topology, r->dispatcher);
+    struct results *all = ctx;
+    all->items = moe_grow(all->items, &all->cap, all->n + 1, sizeof *all->items);
+    all->items[all->n++] = *r;
     return MOE_OK;
+}
+
+enum { KEYS = 5 }; /* what may differ between results */
+
+static const char *key_text(const struct moe_store_result *r, int key, char text[MOE_NAME])
+{
+    switch (key) {
+    case 0: return r->topology;
+    case 1: return r->dispatcher;
+    case 2: snprintf(text, MOE_NAME, r->capacity > 0 ? "capacity %g" : "dropless", r->capacity); return text;
+    case 3: snprintf(text, MOE_NAME, "EP %lld", (long long)r->expert_parallel); return text;
+    default: return r->rank_order;
+    }
+}
+
+/* Only what varies; the topology where nothing does. */
+static void name_results(const struct results *all, struct moe_bar *bars)
+{
+    char text[MOE_NAME], other[MOE_NAME];
+    for (int key = 0; key < KEYS; key++) {
+        bool varies = false;
+        for (int i = 1; i < all->n; i++)
+            varies |= strcmp(key_text(&all->items[i], key, text), key_text(all->items, key, other)) != 0;
+        for (int i = 0; i < all->n && varies; i++) {
+            size_t used = strlen(bars[i].name);
+            snprintf(bars[i].name + used, sizeof bars->name - used, "%s%s", used ? ", " : "",
+                     key_text(&all->items[i], key, text));
+        }
+    }
+    for (int i = 0; i < all->n; i++)
+        if (!*bars[i].name) moe_copy_name(bars[i].name, all->items[i].topology);
+}
+
+static int by_cost(const void *a, const void *b)
+{
+    const struct moe_bar *x = a, *y = b;
+    if (x->kept_us != y->kept_us) return x->kept_us < y->kept_us ? -1 : 1;
+    return x->id - y->id;
+}
+
+static int load_simulated(struct moe_store *s, struct moe_bars *b)
+{
+    struct results all = {0};
+    int err = moe_store_each_result(s, add_result, &all);
+    b->bars = moe_grow(NULL, &b->cap, all.n, sizeof *b->bars);
+    b->n = all.n;
+    b->n_shown = b->n < MAX_SIMULATED ? b->n : MAX_SIMULATED;
+    for (int i = 0; i < all.n; i++) {
+        const struct moe_store_result *r = &all.items[i];
+        double kept_us = r->step_us / (1 - r->dropped_share);
+        b->bars[i] = (struct moe_bar){
+            .step_us = r->step_us,
+            .part_us = {r->compute_us, r->exposed_us, r->waiting_us, r->host_us, kept_us - r->step_us},
+            .kept_us = kept_us,
+            .dropped = r->dropped_share,
+            .id = i};
+    }
+    name_results(&all, b->bars);
+    if (b->n) qsort(b->bars, (size_t)b->n, sizeof *b->bars, by_cost);
+    free(all.items);
+    return err;
 }
 
 /* ---- all of it ---- */
@@ -246,9 +343,12 @@ static int load_run(struct moe_store *s, struct moe_summary *m)
     int err = moe_scenario_parse("scenario", text, &m->scenario);
     free(text);
     MOE_TRY(err);
-    if (m->scenario->ranks != m->info.n_ranks)
-        return moe_fail(MOE_EINPUT, "%d ranks recorded, the scenario has %lld", m->info.n_ranks,
-                        (long long)m->scenario->ranks);
+    const struct moe_scenario *sc = m->scenario;
+    if (sc->ranks != m->info.n_ranks || sc->layers != m->info.n_layers || sc->experts != m->info.n_experts)
+        return moe_fail(MOE_EINPUT,
+                        "%d ranks, %d layers, %d experts recorded, the scenario has %lld, %lld, %lld",
+                        m->info.n_ranks, m->info.n_layers, m->info.n_experts, (long long)sc->ranks,
+                        (long long)sc->layers, (long long)sc->experts);
     MOE_TRY(moe_store_get(s, "version", &m->version));
     MOE_TRY(moe_store_get(s, "data_bytes", &m->data_bytes));
     return moe_store_get(s, "seed", &m->seed);
@@ -262,10 +362,10 @@ int moe_summary_load(const char *store_path, struct moe_summary *out)
                                 .simulated = {.n_parts = MOE_SIMULATED_PARTS, .parts = simulated_parts}};
     MOE_TRY(moe_store_open(store_path, MOE_STORE_READ, &s)); /* its message names the file */
     MOE_TRY_GOTO(load_run(s, out));
-    MOE_TRY_GOTO(load_routing(s, out->scenario, out->info.first_step, &out->first));
-    MOE_TRY_GOTO(load_routing(s, out->scenario, out->info.last_step, &out->last));
+    MOE_TRY_GOTO(load_routing(s, out->info.first_step, &out->first));
+    MOE_TRY_GOTO(load_routing(s, out->info.last_step, &out->last));
     MOE_TRY_GOTO(load_measured(s, out));
-    MOE_TRY_GOTO(moe_store_each_result(s, add_result, &out->simulated));
+    MOE_TRY_GOTO(load_simulated(s, &out->simulated));
 done:
     moe_store_close(s);
     /* The store's own messages begin with the file, the others do not yet. */
@@ -274,11 +374,10 @@ done:
     return err;
 }
 
-static void free_load(struct moe_load *load)
+static void free_matrix(struct moe_matrix *m)
 {
-    free(load->tokens);
-    free(load->relative);
-    free(load->top);
+    free(m->count);
+    free(m->relative);
 }
 
 void moe_summary_free(struct moe_summary *m)
@@ -287,8 +386,11 @@ void moe_summary_free(struct moe_summary *m)
     free(m->version);
     free(m->data_bytes);
     free(m->seed);
-    free_load(&m->first);
-    free_load(&m->last);
+    moe_routing_free(m->first.routing);
+    moe_routing_free(m->last.routing);
+    free_matrix(&m->first.tokens);
+    free_matrix(&m->last.tokens);
+    free_matrix(&m->traffic);
     free(m->measured.bars);
     free(m->simulated.bars);
 }

@@ -5,29 +5,40 @@
 #ifndef MOE_SUMMARY_H
 #define MOE_SUMMARY_H
 
+#include "sim/routing.h"
 #include "sim/scenario.h"
 #include "traces/store.h"
 
 #include <stdio.h>
 
-/* How much each expert was asked for in one step, by the routing of all ranks, before any dropping. */
-struct moe_load {
-    int64_t step;
-    int64_t *tokens;  /* [L, E] choices of the expert */
-    double *relative; /* [L, E] tokens / mean of the layer; 0 where the layer has none */
-    int *top;         /* [L] the most loaded expert, the lowest id among equals */
+/* Rows of one step from somewhere to somewhere, by the routing of all ranks, before any dropping. */
+struct moe_matrix {
+    const char *from, *to; /* what rows and columns are */
+    int n_from, n_to;
+    int64_t *count;   /* [from, to] */
+    double *relative; /* [from, to] count / mean of those of this `from` that can be more than 0; or 0 */
+    double max;       /* where a scale of relative ends */
 };
 
-enum { MOE_BAR_PARTS = 6, MOE_MEASURED_PARTS = 6, MOE_SIMULATED_PARTS = 4 };
+struct moe_load {
+    int64_t step;
+    struct moe_routing *routing;
+    struct moe_matrix tokens; /* from a layer to an expert */
+};
+
+enum { MOE_BAR_PARTS = 6, MOE_MEASURED_PARTS = 6, MOE_SIMULATED_PARTS = 5 };
 
 /* Step times split into parts: one stacked bar each. */
 struct moe_bar {
-    char name[3 * MOE_NAME];
+    char name[4 * MOE_NAME];
     double step_us, part_us[MOE_BAR_PARTS];
+    double dropped; /* simulated: of the rows that routing chose, 0 to 1 */
+    double kept_us; /* step_us / (1 - dropped), the sum of the parts */
+    int id;         /* place in the store */
 };
 struct moe_bars {
-    int n_parts, n, cap;
-    const char *const *parts; /* [n_parts] names */
+    int n_parts, n, cap, n_shown; /* n_shown: the first ones, in figures and tables */
+    const char *const *parts;     /* [n_parts] names */
     struct moe_bar *bars;
 };
 
@@ -36,9 +47,11 @@ struct moe_summary {
     struct moe_scenario *scenario;
     char *version, *data_bytes, *seed; /* of the run; NULL when absent */
     struct moe_load first, last;       /* of the complete steps */
+    struct moe_matrix traffic;         /* of the last step, from rank to rank, all layers together */
+    int64_t row_bytes;                 /* of a row that moves */
     int64_t median_step;               /* a step of median duration, the shorter one of two */
     struct moe_bars measured;          /* of that step: bars[0] is the mean over ranks, then each rank */
-    struct moe_bars simulated;         /* one per result, in the order of the store */
+    struct moe_bars simulated;         /* one per result, the least time per kept token first */
 };
 
 /* Errors: MOE_EINPUT for what is no trace store, holds no complete step, or contradicts its own scenario. out
@@ -46,8 +59,15 @@ struct moe_summary {
 int moe_summary_load(const char *store_path, struct moe_summary *out);
 void moe_summary_free(struct moe_summary *m);
 
+/* Of the rows that the tokens of a step chose in a layer (-1: in all of them), the share that stays behind
+ * when each rank keeps ceil(T * K / E * factor) of its own for each expert. Source: sim/lower_megatron.c. */
+double moe_dropped_share(const struct moe_routing *r, int layer, double factor);
+
 /* What the numbers say, in plain words, one sentence or two a line. */
 void moe_summary_findings(const struct moe_summary *m, FILE *out);
+/* "1.15 times as long; what decides is exposed collectives (+615 us, all else -290 us)": bar i of the
+ * simulated ones against the first. */
+void moe_write_against_best(const struct moe_bars *b, int i, FILE *out);
 
 /* The unit in which a time up to max_us reads well: its name, and in *unit_us its length. */
 const char *moe_time_unit(double max_us, double *unit_us);
