@@ -4,17 +4,19 @@
 
 #include "sim/lower.h"
 #include "sim/routing.h"
+#include "sim/values.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* 2 layers, hidden 8, ffn 6, 8 experts top-2; `tokens` is a number or a YAML list; more: extra YAML lines. */
+/* 2 layers, hidden 8, ffn 6, 8 experts top-2, 2 heads, sequences of 4; `tokens` is a number or a YAML list;
+ * more: extra YAML lines. */
 static inline struct moe_scenario *fixture_scenario(int ranks, int ep, const char *tokens, const char *more)
 {
-    char text[512];
+    char text[768];
     snprintf(text, sizeof text,
-             "model: {layers: 2, hidden: 8, ffn: 6, experts: 8, top_k: 2}\n"
+             "model: {layers: 2, hidden: 8, ffn: 6, experts: 8, top_k: 2, heads: 2, sequence: 4}\n"
              "layout: {ranks: %d, expert_parallel: %d}\ntokens_per_rank: %s\n%s\n",
              ranks, ep, tokens, more);
     struct moe_scenario *sc = NULL;
@@ -128,20 +130,13 @@ static inline void toy_forward(struct moe_builder *b, const struct moe_layer *m)
     y.scope = MOE_SCOPE_EXPERT;
     int group = moe_new_symbol(b, "group", got.buffer, false, y);
     int there = moe_mul(b, moe_sym(b, to), m->H), here = moe_mul(b, moe_sym(b, from), m->H);
-    int n_home = moe_mul(b, m->T, m->K), n_away = moe_sum(b, from);
+    int n_home = m->n_rows, n_away = moe_sum(b, from);
     struct moe_ref sent = moe_ref(
         moe_new_buffer(b, "sent", MOE_BUF_ACTIVATION, m->type, m->n_layers, moe_mul(b, n_home, m->H)));
     struct moe_ref rows = moe_ref(
         moe_new_buffer(b, "rows", MOE_BUF_ACTIVATION, m->type, m->n_layers, moe_mul(b, n_away, m->H)));
     struct moe_ref leaving = moe_ref(
         moe_new_buffer(b, "leaving", MOE_BUF_ACTIVATION, m->type, m->n_layers, moe_mul(b, n_away, m->H)));
-    moe_emit(b, (struct moe_op){.name = "permute",
-                                .kernel = MOE_K_PERMUTE,
-                                .type = m->type,
-                                .needs_grad = 1,
-                                MOE_READS(m->x, m->slot),
-                                MOE_WRITES(sent),
-                                MOE_SIZES(m->T, m->H, m->K)});
     moe_emit(b, (struct moe_op){.name = "tell",
                                 .kind = MOE_COLLECTIVE,
                                 .collective = MOE_ALLTOALL,
@@ -153,6 +148,13 @@ static inline void toy_forward(struct moe_builder *b, const struct moe_layer *m)
                                 MOE_READS(m->counts),
                                 MOE_WRITES(got)});
     moe_emit(b, (struct moe_op){.name = "learn", .kind = MOE_HOST_SYNC, MOE_READS(m->counts, got)});
+    moe_emit(b, (struct moe_op){.name = "permute",
+                                .kernel = MOE_K_PERMUTE,
+                                .type = m->type,
+                                .needs_grad = 1,
+                                MOE_READS(m->x, m->slot),
+                                MOE_WRITES(sent),
+                                MOE_SIZES(m->T, m->H, m->K, n_home)});
     struct moe_ref out = toy_move(b, m, "out", sent, there, here, n_away);
     struct moe_ref home = toy_move(b, m, "home", out, here, there, n_home);
     struct moe_ref again = toy_move(b, m, "out_again", home, there, here, n_away);
@@ -175,11 +177,20 @@ static inline void toy_forward(struct moe_builder *b, const struct moe_layer *m)
     moe_emit(b, (struct moe_op){.name = "unpermute",
                                 .kernel = MOE_K_COMBINE,
                                 .type = m->type,
-                                .needs_grad = 7,
-                                MOE_READS(m->x, back, m->prob, m->expert, m->slot),
+                                .needs_grad = 3,
+                                MOE_READS(back, m->prob, m->expert, m->slot),
                                 MOE_WRITES(m->y),
-                                MOE_SIZES(m->T, m->H, m->K, m->E)});
+                                MOE_SIZES(m->T, m->H, m->K, m->E, n_home)});
 }
-static const struct moe_dispatcher toy_dispatcher = {"toy", toy_forward};
+static const struct moe_dispatcher toy_dispatcher = {"toy", toy_forward, .pads = false};
+
+/* As moe_lower_with, which only fails for names that the fixtures do not use. */
+static inline struct moe_schedule *fixture_lower(const struct moe_scenario *sc,
+                                                 const struct moe_dispatcher *d)
+{
+    struct moe_schedule *s = NULL;
+    if (moe_lower_with(sc, d, &s) < 0) moe_bug(__FILE__, __LINE__, moe_error());
+    return s;
+}
 
 #endif

@@ -2,6 +2,7 @@
 set -u
 moesim=$1
 source_dir=$(cd "$(dirname "$0")/../.." && pwd)
+small=$source_dir/tests/cli/small.yaml
 demo=$source_dir/reports/demo.yaml
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

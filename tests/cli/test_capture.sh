@@ -3,9 +3,9 @@
 . "$(dirname "$0")/lib.sh"
 command -v mpirun > /dev/null || { echo 'skip: no mpirun' && exit 77; }
 
-capture_one() { expect 0 '^steps_complete  *2$' capture one.yaml --data "$demo" -o "$1" --steps 2; }
-sed 's/ranks: 4, expert_parallel: 4/ranks: 1/' "$demo" > one.yaml
-sed 's/ranks: 4, expert_parallel: 4/ranks: 2/' "$demo" > two.yaml
+capture_one() { expect 0 '^steps_complete  *2$' capture one.yaml --data "$small" -o "$1" --steps 2; }
+sed 's/ranks: 4, expert_parallel: 4/ranks: 1/' "$small" > one.yaml
+sed 's/ranks: 4, expert_parallel: 4/ranks: 2/' "$small" > two.yaml
 
 capture_one one.db
 [ "$(echo one.db*)" = one.db ] || fail "files are left: $(echo one.db*)"
@@ -16,14 +16,25 @@ expect 0 'routing of step 0$' check one.db --step 0
 expect 3 'no complete step 2, expected 0 to 1' check one.db --step 2
 expect 0 '"step": 1$' simulate one.db --json
 
-expect 0 '"schema": "moesim.capture/1"' capture -n2 two.yaml --data "$demo" -o two.db --steps 2 --json
+expect 0 '"schema": "moesim.capture/1"' capture -n2 two.yaml --data "$small" -o two.db --steps 2 --json
 expect 0 '^best: ' compare two.db --vary topology=dgx_h100,pcie_box -o two.db
 expect 0 '^results  *2$' trace info two.db
 expect 0 . report two.db -o page
 [ -s page/index.html ] || fail 'no page'
 
+# Saved after 4 steps and gone on with: the last step is that of 8 in one go.
+expect 0 . capture two.yaml --data "$small" -o first.db --steps 4 --save half
+expect 0 . capture two.yaml --data "$small" -o second.db --steps 4 --load half
+expect 0 '"complete": true' trace info second.db --json
+[ "$(value first_step) $(value last_step)" = '4 7' ] || fail "other steps: $(cat out)"
+loss=$(value last_loss_nats)
+expect 0 . capture two.yaml --data "$small" -o whole.db --steps 8 --json
+[ "$(value last_loss_nats)" = "$loss" ] || fail "loss $loss after going on, $(value last_loss_nats) in one go"
+expect 0 'routing of step 7$' check second.db
+expect 3 'no complete step 3, expected 4 to 7' simulate second.db --step 3
+
 # A trace whose parts contradict each other.
-for change in "replace(value, 'layers: 2', 'layers: 3')" "replace(value, 'rank: 256', 'rank: 255')" "'{'" \
+for change in "replace(value, 'layers: 2', 'layers: 3')" "replace(value, 'rank: 32', 'rank: 31')" "'{'" \
     'NULL'; do
     cp two.db changed.db
     sqlite3 changed.db "UPDATE OR REPLACE run SET value = $change WHERE key = 'scenario'" 2> /dev/null ||
@@ -40,7 +51,7 @@ chmod +x poor
 rich=$moesim
 moesim=$work/poor
 expect 4 'gnuplot: not found (package gnuplot-nox)' report two.db -o other_page
-expect 4 'mpirun: not found (package openmpi-bin)' capture two.yaml --data "$demo" -o three.db
+expect 4 'mpirun: not found (package openmpi-bin)' capture two.yaml --data "$small" -o three.db
 moesim=$rich
 
 # failed CODE LAST_LINE ARGUMENT...: a capture whose ranks say what failed, then it what became of RUN.db
@@ -63,13 +74,13 @@ failed 3 '.* failed (exit code 3); one.db is as it was' one.yaml --data nothing.
 { cmp -s one.db kept.db && [ "$(echo one.db*)" = one.db ]; } || fail 'a failed capture changed something'
 for rank in 0 1; do
     mkdir four.db.rank$rank
-    failed 1 '.* failed (exit code 1); four.db is as it was' two.yaml --data "$demo" -o four.db
+    failed 1 '.* failed (exit code 1); four.db is as it was' two.yaml --data "$small" -o four.db
     [ "$(echo four.db*)" = four.db.rank$rank ] || fail "files are left: $(echo four.db*)"
     rmdir four.db.rank$rank
 done
 # One that fails later keeps what all ranks recorded.
-sed 's/rate: 0.1/rate: 1e6/' two.yaml > rise.yaml
-failed 1 '.* failed (exit code 1); rise.db holds what all ranks recorded' rise.yaml --data "$demo" -o rise.db
+sed 's/rate: .*/rate: 1e6/' two.yaml > rise.yaml
+failed 1 '.* failed (exit code 1); rise.db holds what all ranks recorded' rise.yaml --data "$small" -o rise.db
 expect 0 '"complete": false' trace info rise.db --json
 
 # interrupt SCENARIO RANK...: ends it once these ranks have committed steps; what they did is kept.
@@ -78,7 +89,7 @@ interrupt()
     cases=$((cases + 1))
     scenario=$1
     shift
-    "$moesim" capture "$scenario" --data "$demo" -o cut.db --steps 1000000 > out 2> err &
+    "$moesim" capture "$scenario" --data "$small" -o cut.db --steps 1000000 > out 2> err &
     pid=$!
     for rank; do
         until [ "$(stat -c %s "cut.db.rank$rank-wal" 2> /dev/null || echo 0)" -gt 100000 ]; do

@@ -11,8 +11,9 @@ console()
         sed -n 's/.*:CONSOLE[^]]*] "\(.*\)", source.*/\1/p'
 }
 
-expect 0 . capture "$demo" --data "$source_dir/LICENSE" -o run.db --steps 2
-expect 0 . compare run.db --vary topology=pcie_box,dgx_h100 -o run.db
+expect 0 . capture "$small" --data "$source_dir/LICENSE" -o run.db --steps 2
+expect 0 . compare run.db --vary topology=pcie_box,dgx_h100 --vary capacity=dropless,0.5,1,1.25,1.5,2,3 \
+    -o run.db
 expect 0 . report run.db -o page
 {
     cat page/index.html
@@ -30,7 +31,7 @@ for width in 1400 800; do
     said=$(console $width page/index.html)
     [ -z "$said" ] || fail "$width: $said"
     said=$(console $width probe.html)
-    [ "$said" = "$width wide, text readable, 4 figures, labelled" ] || fail "$width: '$said'"
+    [ "$said" = "$width wide, text readable, 6 figures, labelled" ] || fail "$width: '$said'"
     [ "$(wc -c < "shot$width.png")" -gt 20000 ] || fail "$width: an empty screenshot"
 done
 finish

@@ -64,6 +64,46 @@ static void check_allreduce(void)
     CHECK_SUM(double, MOE_F64);
 }
 
+/* Rank r gives r elements, each 10 * r: everyone gets 10, 20, 20, 30, 30, 30. */
+static void check_allgather(void)
+{
+    static const struct moe_op op = {.collective = MOE_ALLGATHER, .type = MOE_F64};
+    const int64_t recv[] = {0, 1, 2, 3}, send = world->rank;
+    const double r = 10 * world->rank, in[] = {r, r, r}, expected[] = {10, 20, 20, 30, 30, 30, -1};
+    double out[] = {-1, -1, -1, -1, -1, -1, -1};
+    expect(run(world, &op, in, out, &send, recv) == MOE_OK);
+    expect(memcmp(out, expected, sizeof out) == 0);
+}
+
+/* Element i of rank r is 1000 * r + i, so the sum over ranks is 6000 + 4 * i; rank p gets p of the 6. */
+static void check_reducescatter(void)
+{
+    static const struct moe_op op = {.collective = MOE_REDUCESCATTER, .type = MOE_I64};
+    const int64_t send[] = {0, 1, 2, 3}, recv = world->rank, first = (int64_t[]){0, 0, 1, 3}[world->rank];
+    int64_t in[6], out[] = {-1, -1, -1, -1};
+    for (int i = 0; i < 6; i++) in[i] = 1000 * world->rank + i;
+    expect(run(world, &op, in, out, send, &recv) == MOE_OK);
+    for (int64_t i = 0; i < recv; i++) expect(out[i] == 6000 + 4 * (first + i));
+    expect(out[recv] == -1 && in[5] == 1000 * world->rank + 5);
+}
+
+/* A sum that depends on the order, of 1, 2^53, -2^53 and -1, has the same bits whoever comes last. */
+static void check_order(enum moe_collective collective)
+{
+    const struct moe_op op = {.collective = collective, .type = MOE_F64};
+    const int64_t four = RANKS, ones[] = {1, 1, 1, 1};
+    const double big = 9007199254740992.0, part[] = {1, big, -big, -1};
+    const double e = part[world->rank], in[] = {e, e, e, e};
+    double out[RANKS], before = 0;
+    for (int late = 0; late < RANKS; late++) {
+        if (world->rank == late) usleep(20000);
+        expect(run(world, &op, in, out, moe_send_per_peer[collective] ? ones : &four,
+                   moe_send_per_peer[collective] ? ones : &four) == MOE_OK);
+        expect(late == 0 || out[0] == before);
+        before = out[0];
+    }
+}
+
 /* Pairs {0, 2} and {1, 3}: the sum of the ranks is 2 and 4, and a pair of its own does not wait for the
  * other. */
 static void check_split(void)
@@ -136,6 +176,10 @@ int main(void)
     expect(world->size == RANKS);
     check_alltoall();
     check_allreduce();
+    check_allgather();
+    check_reducescatter();
+    check_order(MOE_ALLREDUCE);
+    check_order(MOE_REDUCESCATTER);
     check_split();
     check_timeout();
     check_too_large();

@@ -22,7 +22,8 @@ static uint64_t executed(const struct moe_schedule *s, struct moe_communicator *
         memcpy(&bits, &run.loss, sizeof bits);
         h = moe_hash64(1 + bits);
         for (int i = 0; i < s->n_buffers; i++) {
-            if (s->buffers[i].role != MOE_BUF_PARAM && s->buffers[i].role != MOE_BUF_GRAD) continue;
+            enum moe_buffer_role role = s->buffers[i].role;
+            if (role != MOE_BUF_PARAM && role != MOE_BUF_GRAD && role != MOE_BUF_OUTPUT) continue;
             for (int slot = 0; slot < s->buffers[i].slots; slot++) {
                 int64_t n;
                 const unsigned char *p = moe_execute_buffer(run.x, i, slot, &n);
@@ -72,14 +73,14 @@ static bool same_time(const struct moe_sim_result *a, const struct moe_sim_resul
 static void delete_each(const struct moe_scenario *sc, const struct moe_dispatcher *d,
                         const struct moe_routing *r, struct moe_communicator *world)
 {
-    struct moe_schedule *whole = moe_lower_with(sc, d);
+    struct moe_schedule *whole = fixture_lower(sc, d);
     struct seen right = look(whole, r, world);
     int tried = 0;
     expect(world, right.verdicts == 0 && right.time.step > 0 && right.numbers != 0, "valid schedule",
            d->name);
     for (int b = 0; b < whole->roles[0].n_blocks; b++)
         for (int o = 0; o < whole->roles[0].blocks[b].n_ops; o++, tried++) {
-            struct moe_schedule *s = moe_lower_with(sc, d);
+            struct moe_schedule *s = fixture_lower(sc, d);
             const char *name = whole->roles[0].blocks[b].ops[o].name;
             moe_block_delete(&s->roles[0].blocks[b], s->roles[0].blocks[b].ops[o].id);
             struct seen now = look(s, r, world);
@@ -94,12 +95,13 @@ static void delete_each(const struct moe_scenario *sc, const struct moe_dispatch
 
 int main(void)
 {
-    static const struct moe_dispatcher alltoall = {"alltoall", moe_alltoall};
+    static const struct moe_dispatcher alltoall = {"alltoall", moe_alltoall, true},
+                                       allgather = {"allgather", moe_allgather, false};
     struct moe_communicator *world;
     if (moe_communicator_here()->open(&world) < 0) return 1;
     struct moe_scenario *sc = fixture_scenario(4, 2, "[6, 3, 5, 4]", "");
     struct moe_routing *r = fixture_routing(sc);
-    struct moe_schedule *s = moe_lower_with(sc, &alltoall), *toy = moe_lower_with(sc, &toy_dispatcher);
+    struct moe_schedule *s = fixture_lower(sc, &alltoall), *toy = fixture_lower(sc, &toy_dispatcher);
     struct seen known = look(s, r, world), tried = look(toy, r, world);
     expect(world, known.numbers == tried.numbers, "the toy computes what alltoall computes", "toy");
     expect(world, tried.time.step > known.time.step, "the toy takes longer", "toy");
@@ -107,6 +109,7 @@ int main(void)
     moe_schedule_free(s);
     moe_schedule_free(toy);
     delete_each(sc, &alltoall, r, world);
+    delete_each(sc, &allgather, r, world);
     delete_each(sc, &toy_dispatcher, r, world);
     moe_routing_free(r);
     moe_scenario_free(sc);

@@ -1,12 +1,34 @@
-/* 4 ranks compute what 1 rank computes: losses and gradients of the first step, with the same routing; run
- * for each layout in float and in double. Prints the largest difference of each tensor. */
+/* Any number of ranks computes what 1 rank computes: gradients and norms of the first step, with the same
+ * routing, for each layout, dispatcher and capacity rule, in float and in double. The one-rank reference
+ * holds all tokens and counts capacity per part of them, as large as a rank's: the same parts as
+ * micro-batches, with the auxiliary loss over all. Prints the largest difference of each run. */
 #include "tests/mpi/parity.h"
 
-static const struct {
-    int ep;
+static const struct layout {
+    int ranks, ep;
     const char *tokens;
-} layouts[] = {{4, "12"}, {2, "12"}, {1, "12"}, {4, "[20, 0, 7, 21]"}, {2, "[1, 30, 0, 17]"}};
+} layouts[] = {{4, 4, "12"},
+               {4, 2, "12"},
+               {4, 1, "12"},
+               {2, 2, "12"},
+               {2, 1, "12"},
+               {1, 1, "12"},
+               {4, 4, "[20, 0, 8, 20]"},
+               {4, 2, "[4, 28, 0, 16]"}};
 enum { N_LAYOUTS = sizeof layouts / sizeof *layouts };
+
+static const struct variant {
+    const char *capacity;
+    bool equal_tokens; /* needs as many tokens on every rank */
+} variants[] = {
+    {"", false},
+    {"capacity: {rule: megatron, factor: 1.0%s}", true},
+    {"capacity: {rule: megatron, factor: 1.25%s}", true},
+    {"capacity: {rule: megatron, factor: 1.25, drop: position%s}", true},
+    {"capacity: {rule: megatron, factor: 1.0, pad: true%s}", true},
+    {"capacity: {rule: megatron, factor: 1.25, pad: true%s}", true},
+};
+enum { N_VARIANTS = sizeof variants / sizeof *variants };
 
 static void expect(struct moe_communicator *world, bool right, const char *what)
 {
@@ -15,67 +37,107 @@ static void expect(struct moe_communicator *world, bool right, const char *what)
     world->table->abort(world, 1);
 }
 
-/* The expert ids of this rank's tokens equal those of the same tokens in the one-rank run. */
-static void same_routing(const struct moe_schedule *s, struct moe_communicator *world,
-                         const struct moe_execution *many, const struct moe_execution *one,
-                         int64_t first_token)
+static int buffer_of(const struct moe_schedule *s, const char *name)
 {
-    for (int i = 0; i < s->n_buffers; i++) {
-        if (s->buffers[i].role != MOE_BUF_INDEX || strcmp(s->buffers[i].name, "expert") != 0) continue;
-        for (int layer = 0; layer < s->n_layers; layer++) {
-            int64_t n, all;
-            const int32_t *mine = moe_execute_buffer(many, i, layer, &n);
-            const int32_t *whole = moe_execute_buffer(one, i, layer, &all);
-            expect(world, n == s->tokens[world->rank] * s->top_k, "number of routed rows");
-            expect(world, n == 0 || !memcmp(mine, whole + first_token * s->top_k, (size_t)n * sizeof *mine),
-                   "same routing");
-        }
-        return;
-    }
-    expect(world, false, "no routing buffer");
+    for (int i = 0; i < s->n_buffers; i++)
+        if (!strcmp(s->buffers[i].name, name)) return i;
+    moe_bug(__FILE__, __LINE__, name);
 }
 
-static void compare_layout(struct moe_communicator *world, int ep, const char *tokens, const char *dtype,
-                           double bound)
+/* The chosen experts of this rank's tokens, and those that were kept, equal those of the same tokens in the
+ * one-rank run. */
+static void same_routing(struct moe_communicator *world, const char *name, const struct moe_schedule *s,
+                         const struct moe_execution *many, const struct moe_schedule *s1,
+                         const struct moe_execution *one, int64_t first_token)
+{
+    int a = buffer_of(s, name), b = buffer_of(s1, name);
+    for (int layer = 0; layer < s->n_layers; layer++) {
+        int64_t n, all;
+        const int32_t *mine = moe_execute_buffer(many, a, layer, &n),
+                      *whole = moe_execute_buffer(one, b, layer, &all);
+        expect(world, n == s->tokens[world->rank] * s->top_k, "number of routed rows");
+        expect(world, n == 0 || !memcmp(mine, whole + first_token * s->top_k, (size_t)n * sizeof *mine),
+               name);
+    }
+}
+
+static double compare_gradients(const struct moe_schedule *s, int rank, const struct moe_execution *many,
+                                const struct moe_execution *one)
+{
+    double most = 0;
+    for (int i = 0; i < s->n_params; i++)
+        for (int slot = 0; slot < s->buffers[s->params[i].grad].slots; slot++) {
+            const struct moe_param *p = &s->params[i];
+            int64_t n;
+            moe_execute_buffer(many, p->grad, slot, &n);
+            int64_t from = p->shard < 0 ? 0 : n * s->comms[p->shard].index_of[rank];
+            double d = parity_difference(s, p->grad, slot, many, one, from);
+            if (!(d <= most)) most = d;
+        }
+    return most;
+}
+
+static struct moe_scenario *scenario(int ranks, int ep, const char *tokens, const char *dispatcher,
+                                     const char *capacity, int64_t group_tokens, const char *dtype)
+{
+    char group[48] = "", rule[128], more[256];
+    if (group_tokens) snprintf(group, sizeof group, ", group_tokens: %lld", (long long)group_tokens);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    snprintf(rule, sizeof rule, capacity, group);
+#pragma GCC diagnostic pop
+    snprintf(more, sizeof more, "dtype: %s\ndispatcher: %s\n%s", dtype, dispatcher, rule);
+    return fixture_scenario(ranks, ep, tokens, more);
+}
+
+static void compare(struct moe_communicator *world, const struct layout *layout,
+                    const struct variant *variant, const char *dispatcher, const char *dtype, double bound)
 {
     struct moe_communicator *self;
-    struct moe_scenario *sc4 = fixture_scenario(world->size, ep, tokens, dtype);
+    struct moe_scenario *sc =
+        scenario(layout->ranks, layout->ep, layout->tokens, dispatcher, variant->capacity, 0, dtype);
     int64_t total = 0, before = 0;
     for (int r = 0; r < world->size; r++) {
-        total += sc4->tokens[r];
-        if (r < world->rank) before += sc4->tokens[r];
+        total += sc->tokens[r];
+        if (r < world->rank) before += sc->tokens[r];
     }
     char all[32];
     snprintf(all, sizeof all, "%lld", (long long)total);
-    struct moe_scenario *sc1 = fixture_scenario(1, 1, all, dtype);
-    struct moe_schedule *s4 = fixture_schedule(sc4), *s1 = fixture_schedule(sc1);
+    struct moe_scenario *sc1 = scenario(1, 1, all, "alltoall", variant->capacity, sc->tokens[0], dtype);
+    sc1->capacity.pad = false; /* padding moves zeros, and no gradient */
+    struct moe_schedule *s = fixture_schedule(sc), *s1 = fixture_schedule(sc1);
     struct parity_run many, one;
     if (moe_comm_self.open(&self) < 0) parity_die(world, MOE_EFAILED);
-    int err = parity_step(s4, world, 10, &many);
+    int err = parity_step(s, world, 10, &many);
     if (err < 0) parity_die(world, err);
     err = parity_step(s1, self, 10, &one);
     if (err < 0) parity_die(world, err);
-    same_routing(s4, world, many.x, one.x, before);
-    for (int i = 0; i < s4->n_params; i++) {
-        const struct moe_param *p = &s4->params[i];
-        for (int slot = 0; slot < s4->buffers[p->grad].slots; slot++) {
-            int64_t n;
-            moe_execute_buffer(many.x, p->grad, slot, &n);
-            int64_t from = p->shard < 0 ? 0 : n * s4->comms[p->shard].index_of[world->rank];
-            double d = parity_difference(s4, p->grad, slot, many.x, one.x, from);
-            if (world->rank == 0 || !(d <= bound))
-                printf("%s ep %d tokens %s rank %d %s %d: %.2g\n", dtype, ep, tokens, world->rank, p->name,
-                       slot, d);
-            expect(world, d <= bound, "gradients equal those of one rank");
-        }
-    }
+    same_routing(world, "expert", s, many.x, s1, one.x, before);
+    if (variant->equal_tokens) same_routing(world, "kept_expert", s, many.x, s1, one.x, before);
+    double d = compare_gradients(s, world->rank, many.x, one.x);
+    if (world->rank == 0)
+        printf("%d ranks ep %d tokens %s %s %s %s: %.2g\n", layout->ranks, layout->ep, layout->tokens,
+               dispatcher, variant->capacity, dtype, d);
+    expect(world, d <= bound, "gradients equal those of one rank");
     parity_close(&many);
     parity_close(&one);
     self->table->close(self);
-    moe_schedule_free(s4);
+    moe_schedule_free(s);
     moe_schedule_free(s1);
-    moe_scenario_free(sc4);
+    moe_scenario_free(sc);
     moe_scenario_free(sc1);
+}
+
+static void compare_layout(struct moe_communicator *world, const struct layout *layout)
+{
+    static const char *const dispatchers[] = {"alltoall", "allgather"};
+    bool equal = layout->tokens[0] != '[';
+    for (int v = 0; v < N_VARIANTS; v++)
+        for (int d = 0; d < 2; d++) {
+            if (variants[v].equal_tokens && !equal) continue;
+            compare(world, layout, &variants[v], dispatchers[d], "float64", 1e-12);
+            compare(world, layout, &variants[v], dispatchers[d], "float32", 1e-5);
+        }
 }
 
 int main(void)
@@ -84,10 +146,16 @@ int main(void)
     if (moe_communicator_here()->open(&world) < 0) return 1;
     expect(world, world->size == 4, "4 ranks");
     for (int i = 0; i < N_LAYOUTS; i++) {
-        compare_layout(world, layouts[i].ep, layouts[i].tokens, "dtype: float64", 1e-12);
-        compare_layout(world, layouts[i].ep, layouts[i].tokens, "dtype: float32", 1e-5);
+        if (world->rank >= layouts[i].ranks) continue;
+        struct moe_communicator *part = world;
+        static const int ranks[] = {0, 1, 2, 3};
+        if (layouts[i].ranks < world->size &&
+            world->table->split(world, ranks, layouts[i].ranks, 100 + i, &part) < 0)
+            parity_die(world, MOE_EFAILED);
+        compare_layout(part, &layouts[i]);
+        if (part != world) part->table->close(part);
     }
-    if (world->rank == 0) printf("4 ranks equal 1 rank\n");
+    if (world->rank == 0) printf("any number of ranks equals 1 rank\n");
     world->table->close(world);
     return 0;
 }

@@ -6,11 +6,15 @@
 extern "C" {
 #endif
 
-/* Completion times when all flows start at 0 and share links by max-min fairness. Arguments as for moe_share,
- * and: bytes    [F] whole numbers finish_s [F] out SimGrid's engine cannot be made twice: one call per
- * process. */
+/* Completion times when all flows start at 0 and share links by max-min fairness.
+ *   cap       [L]          capacity of a link, bytes/s
+ *   first     [F + 1]      flow f crosses links path[first[f] .. first[f+1]-1]
+ *   path      [first[F]]
+ *   bytes     [F]          whole numbers
+ *   finish_s  [F]          out
+ * SimGrid's engine cannot be made twice: one call per process. */
 void simgrid_share(int n_links, const double *cap, int n_flows, const int *first, const int *path,
-                   const double *limit, const double *bytes, double *finish_s);
+                   const double *bytes, double *finish_s);
 
 #ifdef __cplusplus
 }

@@ -20,12 +20,11 @@ enum { CASES = 200, LINKS = 24, FLOWS = 64, PATH = 5 };
 
 struct instance {
     int n_links, n_flows;
-    double cap[LINKS], limit[FLOWS], bytes[FLOWS];
+    double cap[LINKS], bytes[FLOWS];
     int first[FLOWS + 1], path[FLOWS * PATH];
 };
 
-/* 8 to 64 flows over 2 to 5 of 6 to 24 links of 1 to 100 GB/s, 1 MB to 1 GB each, one flow in four with a
- * cap. */
+/* 8 to 64 flows over 2 to 5 of 6 to 24 links of 1 to 100 GB/s, 1 MB to 1 GB each. */
 static void draw(struct instance *x, uint64_t seed, uint64_t stream)
 {
     uint64_t at = 0;
@@ -47,59 +46,49 @@ static void draw(struct instance *x, uint64_t seed, uint64_t stream)
         }
         x->first[f + 1] = x->first[f] + n;
         x->bytes[f] = round(DRAW_LOG(1e6, 1e9));
-        x->limit[f] = DRAW(4) ? INFINITY : DRAW_LOG(1e8, 1e10);
     }
 #undef DRAW
 #undef DRAW_LOG
 }
 
-/* Distinct rates of flows that no cap of their own holds: the levels at which links fill. */
-static int count_levels(const struct instance *x)
+/* Solves, goes on to the next completion, takes the flow out, again. Returns the number of links that hold
+ * flows back at first. */
+static int fluid(const struct instance *x, double *finish_s)
 {
-    double rate[FLOWS], level[FLOWS];
-    int n = 0;
-    moe_share(x->n_links, x->cap, x->n_flows, x->first, x->path, x->limit, rate);
+    struct moe_share s;
+    double left[FLOWS], now = 0;
+    int n_levels = 0;
+    moe_share_init(&s, x->n_links, x->cap);
     for (int f = 0; f < x->n_flows; f++) {
-        bool seen = rate[f] == x->limit[f];
-        for (int i = 0; i < n; i++) seen |= fabs(rate[f] - level[i]) <= 1e-9 * rate[f];
-        if (!seen) level[n++] = rate[f];
-    }
-    return n;
-}
-
-/* Solve, go on to the next completion, take the flow out, again. */
-static void fluid(const struct instance *x, double *finish_s)
-{
-    double left[FLOWS], rate[FLOWS], limit[FLOWS], now = 0;
-    int flow[FLOWS], n = x->n_flows;
-    for (int f = 0; f < n; f++) {
-        flow[f] = f;
         left[f] = x->bytes[f];
+        finish_s[f] = 0;
+        moe_share_add(&s, x->first[f + 1] - x->first[f], x->path + x->first[f]);
     }
-    while (n > 0) {
-        int first[FLOWS + 1] = {0}, path[FLOWS * PATH], next = 0;
-        for (int i = 0; i < n; i++) {
-            int from = x->first[flow[i]], n_links = x->first[flow[i] + 1] - from;
-            memcpy(path + first[i], x->path + from, (size_t)n_links * sizeof *path);
-            first[i + 1] = first[i] + n_links;
-            limit[i] = x->limit[flow[i]];
+    for (int n = 0; n < x->n_flows; n++) {
+        double step = INFINITY, rate[FLOWS];
+        int next = -1;
+        moe_share_solve(&s);
+        for (int l = 0; n == 0 && l < x->n_links; l++) n_levels += s.link[l].level > 0;
+        for (int f = 0; f < x->n_flows; f++) {
+            if (finish_s[f] > 0) continue;
+            rate[f] = s.link[s.flow[f].server].level;
+            if (left[f] / rate[f] < step) step = left[next = f] / rate[f];
         }
-        moe_share(x->n_links, x->cap, n, first, path, limit, rate);
-        for (int i = 1; i < n; i++)
-            if (left[flow[i]] / rate[i] < left[flow[next]] / rate[next]) next = i;
-        double step = left[flow[next]] / rate[next];
         now += step;
-        for (int i = 0; i < n; i++) left[flow[i]] = fmax(0, left[flow[i]] - rate[i] * step);
-        finish_s[flow[next]] = now;
-        flow[next] = flow[--n];
+        for (int f = 0; f < x->n_flows; f++)
+            if (!(finish_s[f] > 0)) left[f] = fmax(0, left[f] - rate[f] * step);
+        finish_s[next] = now;
+        moe_share_remove(&s, next);
     }
+    moe_share_free(&s);
+    return n_levels;
 }
 
 static void ask_simgrid(const struct instance *x, double *shared)
 {
     pid_t child = fork();
     if (child == 0) {
-        simgrid_share(x->n_links, x->cap, x->n_flows, x->first, x->path, x->limit, x->bytes, shared);
+        simgrid_share(x->n_links, x->cap, x->n_flows, x->first, x->path, x->bytes, shared);
         _exit(0); /* neither the tests nor SimGrid's leaks go on here */
     }
     int status = -1;
@@ -122,11 +111,10 @@ static void completion_times_agree(void **state)
         struct instance x;
         double finish_s[FLOWS];
         draw(&x, seed, stream);
-        int levels = count_levels(&x);
+        int levels = fluid(&x, finish_s);
         if (levels < 3) continue;
         n++;
         n_levels += levels;
-        fluid(&x, finish_s);
         memset(simgrid, 0, FLOWS * sizeof *simgrid);
         ask_simgrid(&x, simgrid);
         for (int f = 0; f < x.n_flows; f++) {

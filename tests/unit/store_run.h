@@ -70,8 +70,8 @@ static inline char *read_all(const char *path, size_t *n)
 {
     FILE *f = fopen(path, "rb");
     assert_non_null(f);
-    char *text = moe_alloc(1 << 22, 1);
-    *n = fread(text, 1, (1 << 22) - 1, f);
+    char *text = moe_alloc(1 << 23, 1);
+    *n = fread(text, 1, (1 << 23) - 1, f);
     fclose(f);
     return text;
 }

@@ -40,17 +40,56 @@ static int errors_of(const struct moe_schedule *s, const struct moe_scenario *sc
     return n;
 }
 
+/* What a scenario may add; each must be right in every layout. */
+static const char *const variants[] = {
+    "",
+    "dispatcher: allgather",
+    "capacity: {rule: megatron, factor: 1.0}",
+    "capacity: {rule: megatron, factor: 1.25, drop: position}\ndispatcher: allgather",
+    "optimizer: sgd\nclip_norm: 0\naux_loss: 0",
+};
+enum { N_VARIANTS = sizeof variants / sizeof *variants };
+
 /* Fails when a verdict is given to a schedule that is right. */
 static void test_right_schedules_have_no_verdicts(void **state)
 {
     (void)state;
-    for (int i = 0; i < N_LAYOUTS; i++) {
-        struct moe_scenario *sc = fixture_scenario(layouts[i].ranks, layouts[i].ep, layouts[i].tokens, "");
-        struct moe_schedule *s = fixture_schedule(sc), *toy = moe_lower_with(sc, &toy_dispatcher);
-        assert_int_equal(errors_of(s, sc), 0);
-        assert_int_equal(errors_of(toy, sc), 0);
+    for (int i = 0; i < N_LAYOUTS; i++)
+        for (int k = 0; k < N_VARIANTS; k++) {
+            struct moe_scenario *sc =
+                fixture_scenario(layouts[i].ranks, layouts[i].ep, layouts[i].tokens, variants[k]);
+            struct moe_schedule *s = fixture_schedule(sc), *toy = fixture_lower(sc, &toy_dispatcher);
+            assert_int_equal(errors_of(s, sc), 0);
+            assert_int_equal(errors_of(toy, sc), 0);
+            moe_schedule_free(s);
+            moe_schedule_free(toy);
+            moe_scenario_free(sc);
+        }
+}
+
+/* Padded buffers have the size that each rank computes from its own tokens, and nobody agrees on it: equal
+ * tokens are fine; 6 and 3 tokens give capacities ceil(12 / 8) = 2 and ceil(6 / 8) = 1 (founding_cases.md
+ * A.0b 4). */
+static void test_padded_capacity_needs_equal_tokens(void **state)
+{
+    (void)state;
+    const char *padded = "capacity: {rule: megatron, factor: 1.0, pad: true}";
+    for (int unequal = 0; unequal < 2; unequal++) {
+        struct moe_scenario *sc = fixture_scenario(4, 2, unequal ? "[6, 6, 6, 3]" : "6", padded);
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_routing *r = fixture_routing(sc);
+        struct moe_verdicts v;
+        moe_check(s, r, &v);
+        assert_int_equal(v.n, unequal);
+        if (unequal) {
+            assert_int_equal(v.item[0].check_class, 1);
+            /* 4 experts a rank x 2 or 1 rows x hidden 8 */
+            assert_non_null(
+                strstr(v.item[0].text, "rank 2 sends 64 float32 (alltoall) to rank 3, which expects 32"));
+        }
+        moe_verdicts_free(&v);
+        moe_routing_free(r);
         moe_schedule_free(s);
-        moe_schedule_free(toy);
         moe_scenario_free(sc);
     }
 }
@@ -146,14 +185,44 @@ static void test_wrong_group_everywhere(void **state)
     }
 }
 
-static void expect_deletions_noticed(const struct moe_dispatcher *dispatcher, bool one_rank)
+/* The clipping of an expert-parallel run: the experts' part of the norm summed over other ranks than those
+ * that split the experts, one parameter not in the norm, one rank that does not clip. */
+static void test_norms(void **state)
 {
-    struct moe_scenario *sc = fixture_scenario(4, 2, "[6, 3, 5, 4]", "");
-    struct moe_schedule *whole = moe_lower_with(sc, dispatcher);
+    (void)state;
+    for (int fault = 0; fault < 3; fault++) {
+        struct moe_scenario *sc = fixture_scenario(4, 2, "6", "");
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_routing *r = fixture_routing(sc);
+        struct moe_role *role = fault == 2 ? moe_schedule_split_role(s, 1) : &s->roles[0];
+        struct moe_op *op = fixture_op(role, MOE_CLIPPING,
+                                       fault == 0   ? "sum_expert_norm"
+                                       : fault == 1 ? "norm_router"
+                                                    : "clip_w1");
+        if (fault == 0)
+            op->comm = 2; /* edp */
+        else
+            moe_block_delete(fixture_block(role, op), op->id);
+        struct moe_verdicts v;
+        moe_check(s, r, &v);
+        assert_true(v.n >= 1);
+        for (int i = 0; i < v.n; i++) assert_int_equal(v.item[i].check_class, 5);
+        if (fault > 0) assert_int_equal(v.item[0].n_ranks, fault == 1 ? 4 : 1);
+        moe_verdicts_free(&v);
+        moe_routing_free(r);
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
+}
+
+static void expect_deletions_noticed(const struct moe_dispatcher *dispatcher, const char *more, bool one_rank)
+{
+    struct moe_scenario *sc = fixture_scenario(4, 2, "[6, 3, 5, 4]", more);
+    struct moe_schedule *whole = fixture_lower(sc, dispatcher);
     int tried = 0;
     for (int b = 0; b < whole->roles[0].n_blocks; b++)
         for (int o = 0; o < whole->roles[0].blocks[b].n_ops; o++, tried++) {
-            struct moe_schedule *s = moe_lower_with(sc, dispatcher);
+            struct moe_schedule *s = fixture_lower(sc, dispatcher);
             struct moe_role *role = one_rank ? moe_schedule_split_role(s, 1) : &s->roles[0];
             moe_block_delete(&role->blocks[b], role->blocks[b].ops[o].id);
             if (errors_of(s, sc) == 0)
@@ -161,19 +230,21 @@ static void expect_deletions_noticed(const struct moe_dispatcher *dispatcher, bo
                          whole->roles[0].blocks[b].name);
             moe_schedule_free(s);
         }
-    assert_true(tried > 40);
+    assert_true(tried > 80);
     moe_schedule_free(whole);
     moe_scenario_free(sc);
 }
 
-static const struct moe_dispatcher alltoall = {"alltoall", moe_alltoall};
-
 static void test_every_deletion_is_noticed(void **state)
 {
     (void)state;
-    expect_deletions_noticed(&alltoall, false);
-    expect_deletions_noticed(&alltoall, true);
-    expect_deletions_noticed(&toy_dispatcher, false);
+    static const struct moe_dispatcher alltoall = {"alltoall", moe_alltoall, true},
+                                       allgather = {"allgather", moe_allgather, false};
+    expect_deletions_noticed(&alltoall, "", false);
+    expect_deletions_noticed(&alltoall, "", true);
+    expect_deletions_noticed(&alltoall, variants[2], false);
+    expect_deletions_noticed(&allgather, "", false);
+    expect_deletions_noticed(&toy_dispatcher, "", false);
 }
 
 int main(void)
@@ -185,6 +256,8 @@ int main(void)
         cmocka_unit_test(test_other_group),
         cmocka_unit_test(test_other_scale),
         cmocka_unit_test(test_wrong_group_everywhere),
+        cmocka_unit_test(test_padded_capacity_needs_equal_tokens),
+        cmocka_unit_test(test_norms),
         cmocka_unit_test(test_every_deletion_is_noticed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

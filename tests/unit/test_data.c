@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 /* Loads n bytes, byte i being i % 251: a byte names its place, up to multiples of 251. */
-static int load(int n, struct moe_data *out)
+static int load(int n, int64_t window, struct moe_data *out)
 {
     char path[] = "test_data.XXXXXX";
     int fd = mkstemp(path);
@@ -22,27 +22,27 @@ static int load(int n, struct moe_data *out)
     assert_non_null(file);
     for (int i = 0; i < n; i++) fputc(i % 251, file);
     fclose(file);
-    int err = moe_data_load(path, out);
+    int err = moe_data_load(path, window, out);
     unlink(path);
     return err;
 }
 
 enum { T = 200, BYTES = 70000 };
 
-/* Windows of 64 successors, a target that is the next token; another step, another batch. */
+/* Windows of successors, a target that is the next token; another step, another batch. */
 static void test_batch(void **state)
 {
     (void)state;
     struct moe_data data;
     int32_t token[T], target[T], other[T], ignored[T];
-    assert_int_equal(load(BYTES, &data), MOE_OK);
+    assert_int_equal(load(BYTES, 48, &data), MOE_OK);
     assert_int_equal(data.n, BYTES);
     moe_data_batch(&data, 1, 5, 0, T, token, target);
     for (int i = 0; i < T; i++) {
         assert_int_equal(target[i], (token[i] + 1) % 251);
-        if (i % 64) assert_int_equal(token[i], target[i - 1]);
+        if (i % 48) assert_int_equal(token[i], target[i - 1]);
     }
-    assert_int_not_equal(token[64], target[63]);
+    assert_int_not_equal(token[48], target[47]);
     moe_data_batch(&data, 1, 6, 0, T, other, ignored);
     assert_memory_not_equal(token, other, sizeof token);
     moe_data_batch(&data, 2, 5, 0, T, other, ignored);
@@ -56,7 +56,7 @@ static void test_batch_does_not_depend_on_ranks(void **state)
     (void)state;
     struct moe_data data;
     int32_t whole[T], parts[T], whole_target[T], parts_target[T];
-    assert_int_equal(load(BYTES, &data), MOE_OK);
+    assert_int_equal(load(BYTES, 48, &data), MOE_OK);
     moe_data_batch(&data, 1, 0, 0, T, whole, whole_target);
     moe_data_batch(&data, 1, 0, 0, 70, parts, parts_target);
     moe_data_batch(&data, 1, 0, 70, 130, parts + 70, parts_target + 70);
@@ -72,10 +72,10 @@ static void test_shortest(void **state)
     (void)state;
     struct moe_data data;
     int32_t token[T], target[T];
-    assert_int_equal(load(65, &data), MOE_EINPUT);
+    assert_int_equal(load(65, 64, &data), MOE_EINPUT);
     assert_non_null(strstr(moe_error(), "65 bytes, expected at least 66"));
     moe_data_free(&data);
-    assert_int_equal(load(66, &data), MOE_OK);
+    assert_int_equal(load(66, 64, &data), MOE_OK);
     moe_data_batch(&data, 1, 0, 0, T, token, target);
     assert_int_equal(token[0], 0);
     assert_int_equal(target[63], 64);
@@ -83,7 +83,7 @@ static void test_shortest(void **state)
     for (unsigned i = 0; i < 66; i++) hash = (hash ^ i) * 0x100000001b3u;
     assert_true(data.hash == hash);
     moe_data_free(&data);
-    assert_int_equal(moe_data_load("no such file", &data), MOE_EINPUT);
+    assert_int_equal(moe_data_load("no such file", 64, &data), MOE_EINPUT);
     moe_data_free(&data);
 }
 

@@ -1,62 +1,9 @@
 /* test_execute - the executor on schedules of a few operations whose numbers are solved by hand. */
-#include "runtime/execute.h"
-#include "sim/builder.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <setjmp.h>
-
-#include <cmocka.h>
-
-/* assert_float_equal lets NaN pass. */
-static void must_be_near(double got, double expected, double tolerance)
-{
-    if (!(fabs(got - expected) <= tolerance)) fail_msg("%.17g, expected %.17g", got, expected);
-}
-
-/* A schedule, the device and the communicator to run it on. */
-struct rig {
-    struct moe_schedule *s;
-    struct moe_device *device;
-    struct moe_communicator *world;
-    struct moe_execute_options options;
-    struct moe_execution *x;
-};
-
-static struct moe_block *block_of(struct rig *rig)
-{
-    return &rig->s->roles[0].blocks[0];
-}
-
-static void open_rig(struct rig *rig, struct moe_schedule *s)
-{
-    *rig = (struct rig){.s = s, .options = {.timeout_s = 1, .seed = 7, .poison = true}};
-    assert_int_equal(moe_device_cpu.open(&rig->device), MOE_OK);
-    assert_int_equal(moe_comm_self.open(&rig->world), MOE_OK);
-}
-
-static void start_rig(struct rig *rig)
-{
-    int err = moe_execute_open(rig->s, rig->device, rig->world, &rig->options, &rig->x);
-    if (err < 0) fail_msg("%s", moe_error());
-}
-
-static void close_rig(struct rig *rig)
-{
-    moe_execute_close(rig->x);
-    moe_comm_self.close(rig->world);
-    moe_device_cpu.close(rig->device);
-    moe_schedule_free(rig->s);
-}
+#include "tests/unit/rig.h"
 
 /* ---- a model: x = emb[token]; logits = x emb^T; loss; emb -= 0.5 * (its first two dlogits) ---- */
 
-enum { EMB = 2, DLOGITS = 5 };
+enum { EMB = 2, DLOGITS = 5, X = 6 };
 static struct rig *model(void)
 {
     struct moe_builder b;
@@ -73,6 +20,7 @@ static struct rig *model(void)
     struct moe_ref loss = moe_ref(moe_new_buffer(&b, "loss", MOE_BUF_OUTPUT, MOE_F64, 1, H));
     assert_int_equal(emb.buffer, EMB);
     assert_int_equal(dlogits.buffer, DLOGITS);
+    assert_int_equal(x.buffer, X);
     moe_new_block(&b, "model", MOE_FORWARD, false);
     moe_emit(&b, (struct moe_op){.name = "embed",
                                  .kernel = MOE_K_EMBED,
@@ -105,8 +53,6 @@ static struct rig *model(void)
     open_rig(&rig, moe_builder_close(&b));
     return &rig;
 }
-
-static const int32_t tokens[] = {1, 0}, targets[] = {0, 1};
 
 static void set_emb(struct rig *rig)
 {
@@ -151,6 +97,51 @@ static void test_step(void **state)
     must_be_near(emb[1], 1 - 0.5 * exp(1) / (1 + exp(1)), 1e-12);
     assert_int_equal(seen.n, 4);
     for (int i = 0; i < 4; i++) assert_ptr_equal(seen.op[i], &block_of(rig)->ops[i]);
+    close_rig(rig);
+}
+
+/* x [1, 0] as the first output, which the loss is, and the cross entropy as the second. */
+static void test_outputs(void **state)
+{
+    (void)state;
+    struct rig *rig = model();
+    rig->s->buffers[X].role = MOE_BUF_OUTPUT;
+    start_rig(rig);
+    set_emb(rig);
+    double loss;
+    assert_int_equal(moe_execute_step(rig->x, tokens, targets, &loss), MOE_OK);
+    must_be_near(loss, 1, 0);
+    moe_block_delete(block_of(rig), 2);
+    assert_int_equal(moe_execute_step(rig->x, tokens, targets, &loss), MOE_EFAILED);
+    assert_string_equal(moe_error(), "the step ended, and nothing wrote loss[0]");
+    close_rig(rig);
+}
+
+static int64_t launched; /* step of the last launch */
+static int run_and_see(struct moe_device *d, const struct moe_launch *launch, int stream)
+{
+    launched = launch->step;
+    return moe_device_cpu.run(d, launch, stream);
+}
+
+/* The first step is 1; a checkpoint may set how many were done. */
+static void test_number_of_the_step(void **state)
+{
+    (void)state;
+    struct rig *rig = model();
+    struct moe_device_table table = moe_device_cpu;
+    table.run = run_and_see;
+    rig->device->table = &table;
+    start_rig(rig);
+    double loss;
+    for (int step = 1; step <= 2; step++) {
+        assert_int_equal(moe_execute_step(rig->x, tokens, targets, &loss), MOE_OK);
+        assert_int_equal(launched, step);
+        assert_int_equal(moe_execute_steps(rig->x), step);
+    }
+    moe_execute_set_steps(rig->x, 10);
+    assert_int_equal(moe_execute_step(rig->x, tokens, targets, &loss), MOE_OK);
+    assert_int_equal(launched, 11);
     close_rig(rig);
 }
 
@@ -364,13 +355,12 @@ static void test_negative_size(void **state)
     must_fail(rig, MOE_EFAILED, "layer 0 forward move: what it sends is -1");
 }
 
-static void test_peer_disagrees(void **state)
+static void test_own_part_disagrees(void **state)
 {
     (void)state;
     struct rig *rig = exchange();
     block_of(rig)->ops[MOVE].recv = constant(rig, 1);
-    must_fail(rig, MOE_EPEER,
-              "layer 0 forward move on communicator world (ranks 0): sends 2 and receives 1 elements");
+    must_fail(rig, MOE_EFAILED, "layer 0 forward move: sends itself 2 and receives 1 elements");
 }
 
 /* Of two elements only one arrives: the other is poison. */
@@ -386,67 +376,46 @@ static void test_partly_received(void **state)
     close_rig(rig);
 }
 
-/* ---- initial parameters ---- */
-
-static int split_fake(struct moe_communicator *world, const int *ranks, int n, int id,
-                      struct moe_communicator **out)
-{
-    (void)ranks, (void)n, (void)id;
-    *out = moe_alloc(1, sizeof **out);
-    **out = *world;
-    return MOE_OK;
-}
-
-static void close_fake(struct moe_communicator *c)
-{
-    free(c);
-}
-
-/* Runs nothing: the values [n] of slot 1 of parameter "w" on a rank of a world of n_ranks that shares 1200
- * elements of it. */
-static void initial_values(int n_ranks, int rank, uint64_t seed, int n, double *out)
-{
-    struct moe_builder b;
-    moe_builder_open(&b, n_ranks, (int64_t[]){0, 0});
-    moe_new_param(&b, "w", MOE_F64, 2, moe_const(&b, n), (struct moe_param){.shard = 0, .init_std = 3});
-    moe_new_comm(&b, "copy of world", 1, (int[]){0, 0});
-    struct rig rig;
-    open_rig(&rig, moe_builder_close(&b));
-    const struct moe_communicator_table table = {.split = split_fake, .close = close_fake};
-    struct moe_communicator world = {&table, rank, n_ranks};
-    rig.options.seed = seed;
-    assert_int_equal(moe_execute_open(rig.s, rig.device, &world, &rig.options, &rig.x), MOE_OK);
-    int64_t got;
-    const double *w = moe_execute_buffer(rig.x, 0, 1, &got);
-    assert_int_equal(got, n);
-    memcpy(out, w, (size_t)n * sizeof *w);
-    close_rig(&rig);
-}
-
-static void test_parameters_do_not_depend_on_layout(void **state)
+/* m += w, twice: state starts at 0 and stays, whatever is poisoned. A norm is no tensor. */
+static void test_state_persists(void **state)
 {
     (void)state;
-    static double whole[1200], halves[1200], other[1200];
-    initial_values(1, 0, 7, 1200, whole);
-    initial_values(2, 0, 7, 600, halves);
-    initial_values(2, 1, 7, 600, halves + 600);
-    initial_values(1, 0, 8, 1200, other);
-    assert_memory_equal(whole, halves, sizeof whole);
-    assert_memory_not_equal(whole, other, sizeof whole);
-    double sum = 0, squares = 0;
-    for (int i = 0; i < 1200; i++) {
-        sum += whole[i];
-        squares += whole[i] * whole[i];
+    struct moe_builder b;
+    moe_builder_open(&b, 1, (int64_t[]){1});
+    int two = moe_const(&b, 2);
+    moe_new_norm(&b, "norm", 0);
+    struct moe_ref w =
+        moe_ref(moe_new_param(&b, "w", MOE_F64, 1, two, (struct moe_param){.shard = -1, .init_mean = 4}));
+    struct moe_ref m = moe_ref(moe_new_buffer(&b, "m", MOE_BUF_STATE, MOE_F64, 1, two));
+    moe_new_block(&b, "all", MOE_UPDATE, false);
+    moe_emit(&b, (struct moe_op){.name = "add",
+                                 .kernel = MOE_K_SGD,
+                                 .type = MOE_F64,
+                                 .factor = -1,
+                                 MOE_READS(m, w),
+                                 MOE_WRITES(m),
+                                 MOE_SIZES(two)});
+    moe_run_block(&b, 0, 0);
+    struct rig rig;
+    open_rig(&rig, moe_builder_close(&b));
+    start_rig(&rig);
+    double loss;
+    for (int step = 1; step <= 2; step++) {
+        int64_t n;
+        assert_int_equal(moe_execute_step(rig.x, tokens, targets, &loss), MOE_OK);
+        const double *content = moe_execute_buffer(rig.x, m.buffer, 0, &n);
+        assert_int_equal(n, 2);
+        assert_true(content[0] == 4 * step && content[1] == 4 * step);
     }
-    /* Normal with deviation 3: the mean of 1200 spreads by 3 / sqrt(1200) = 0.09, the deviation by 0.06. */
-    must_be_near(sum / 1200, 0, 0.4);
-    must_be_near(sqrt(squares / 1200), 3, 0.25);
+    close_rig(&rig);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_step),
+        cmocka_unit_test(test_outputs),
+        cmocka_unit_test(test_number_of_the_step),
         cmocka_unit_test(test_poison),
         cmocka_unit_test(test_never_written),
         cmocka_unit_test(test_output_not_written),
@@ -459,9 +428,9 @@ int main(void)
         cmocka_unit_test(test_sends_too_much),
         cmocka_unit_test(test_receives_too_much),
         cmocka_unit_test(test_negative_size),
-        cmocka_unit_test(test_peer_disagrees),
+        cmocka_unit_test(test_own_part_disagrees),
         cmocka_unit_test(test_partly_received),
-        cmocka_unit_test(test_parameters_do_not_depend_on_layout),
+        cmocka_unit_test(test_state_persists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

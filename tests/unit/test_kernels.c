@@ -1,4 +1,5 @@
-/* test_kernels - the reference kernels on vectors that are solved by hand. */
+/* test_kernels - the reference kernels on vectors that are solved by hand, and what makes attention causal.
+ */
 #include "kernels/ref.h"
 
 #include <math.h>
@@ -52,17 +53,113 @@ static void test_topk_of_nan(void **state)
     assert_int_equal(sum, 3);
 }
 
-/* The slots of test_topk: token 0 in rows 5 and 2, token 1 in 0 and 3, token 2 in 1 and 4. */
+/* Token 0 in row 5, its second choice dropped; token 1 in 0 and 3, token 2 in 1 and 4; nobody in row 2. */
 static void test_permute(void **state)
 {
     (void)state;
     const double x[] = {1, 2, 3}, drows[] = {1, 2, 4, 8, 16, 32};
-    const int32_t slot[] = {5, 2, 0, 3, 1, 4};
-    double rows[6], dx[3];
-    moe_ref_permute_f64(3, 1, 2, x, slot, rows);
-    assert_memory_equal(rows, ((double[]){2, 3, 1, 2, 3, 1}), sizeof rows);
-    moe_ref_permute_bwd_f64(3, 1, 2, drows, slot, dx, false);
-    assert_memory_equal(dx, ((double[]){32 + 4, 1 + 8, 2 + 16}), sizeof dx);
+    const int32_t slot[] = {5, -1, 0, 3, 1, 4};
+    double rows[] = {9, 9, 9, 9, 9, 9}, dx[3];
+    moe_ref_permute_f64(3, 1, 2, 6, x, slot, rows);
+    assert_memory_equal(rows, ((double[]){2, 3, 0, 2, 3, 1}), sizeof rows);
+    moe_ref_permute_bwd_f64(3, 1, 2, 6, drows, slot, dx, false);
+    assert_memory_equal(dx, ((double[]){32, 1 + 8, 2 + 16}), sizeof dx);
+}
+
+/* Experts of 5 tokens with 2 choices each, and what makes two of three experts overflow a capacity of 2.
+ *   token         0    1    2    3    4
+ *   choices      0 1  0 1  1 0  0 2  0 1
+ *   prob of 0    .5   .4   .3   .5   .5     5 choices
+ *   prob of 1    .3   .4   .6   .2   .4     4 choices (token 3 did not choose it) */
+static const double limit_prob[] = {.5, .3, .2, .4, .4, .2, .3, .6, .1, .5, .2, .3, .5, .4, .1};
+static const int32_t limit_expert[] = {0, 1, 0, 1, 1, 0, 0, 2, 0, 1};
+
+struct limit_case {
+    const char *name;
+    int64_t C, G;
+    bool by_position, pad;
+    int32_t slot[10], kept_expert[10];
+    int64_t kept[3];
+};
+
+/* clang-format off */
+static const struct limit_case limit_cases[] = {
+    /* 0 keeps tokens 0 and 3 (.5 three times: the earlier), 1 keeps 2 (.6) and 1 (.4, before token 4). */
+    {"most probable", 2, 5, false, false,
+     {0, -1, -1, 2, 3, -1, 1, 4, -1, -1}, {0, -1, -1, 1, 1, -1, 0, 2, -1, -1}, {2, 2, 1}},
+    {"first", 2, 5, true, false,
+     {0, 2, 1, 3, -1, -1, -1, 4, -1, -1}, {0, 1, 0, 1, -1, -1, -1, 2, -1, -1}, {2, 2, 1}},
+    {"most probable, padded", 2, 5, false, true,
+     {0, -1, -1, 2, 3, -1, 1, 4, -1, -1}, {0, -1, -1, 1, 1, -1, 0, 2, -1, -1}, {2, 2, 2}},
+    /* Groups of tokens 0 1, 2 3 and 4: each keeps the best of each expert. */
+    {"groups", 1, 2, false, false,
+     {0, -1, -1, 3, 4, -1, 1, 6, 2, 5}, {0, -1, -1, 1, 1, -1, 0, 2, 0, 1}, {3, 3, 1}},
+    /* Group g of expert e is row 3 e + g. */
+    {"groups, padded", 1, 2, false, true,
+     {0, -1, -1, 3, 4, -1, 1, 7, 2, 5}, {0, -1, -1, 1, 1, -1, 0, 2, 0, 1}, {3, 3, 3}},
+    {"first of groups, padded", 1, 2, true, true,
+     {0, 3, -1, -1, 4, 1, -1, 7, 2, 5}, {0, 1, -1, -1, 1, 0, -1, 2, 0, 1}, {3, 3, 3}},
+    {"nothing fits", 0, 5, false, false,
+     {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1}, {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1}, {0, 0, 0}},
+    {"all fit", 6, 5, false, false,
+     {0, 5, 1, 6, 7, 2, 3, 9, 4, 8}, {0, 1, 0, 1, 1, 0, 0, 2, 0, 1}, {5, 4, 1}},
+    {"all fit, padded", 6, 5, false, true,
+     {0, 6, 1, 7, 8, 2, 3, 12, 4, 9}, {0, 1, 0, 1, 1, 0, 0, 2, 0, 1}, {6, 6, 6}},
+};
+/* clang-format on */
+
+static void test_limit(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof limit_cases / sizeof *limit_cases; i++) {
+        const struct limit_case *c = &limit_cases[i];
+        int32_t slot[10], kept_expert[10];
+        int64_t kept[3], arrive[] = {-9, -9, -9}, untouched[] = {-9, -9, -9};
+        moe_ref_limit_f64(5, 3, 2, c->C, c->G, c->by_position, c->pad, limit_prob, limit_expert, slot,
+                          kept_expert, kept, arrive);
+        if (memcmp(slot, c->slot, sizeof slot)) fail_msg("%s: slot", c->name);
+        if (memcmp(kept_expert, c->kept_expert, sizeof kept_expert)) fail_msg("%s: kept_expert", c->name);
+        if (memcmp(kept, c->kept, sizeof kept)) fail_msg("%s: kept", c->name);
+        assert_memory_equal(arrive, c->pad ? kept : untouched, sizeof arrive);
+    }
+}
+
+/* A rank without tokens sends nothing. Probabilities of a broken run still keep no more than C rows. */
+static void test_limit_edges(void **state)
+{
+    (void)state;
+    const double prob[] = {1, NAN, 0};
+    const int32_t expert[] = {0, 0, 0};
+    int32_t slot[3], kept_expert[3];
+    int64_t kept[] = {-9, -9}, arrive[] = {-9, -9};
+    moe_ref_limit_f64(0, 2, 1, 0, 0, false, true, NULL, NULL, NULL, NULL, kept, arrive);
+    assert_memory_equal(kept, ((int64_t[]){0, 0}), sizeof kept);
+    assert_memory_equal(arrive, ((int64_t[]){0, 0}), sizeof arrive);
+    moe_ref_limit_f64(3, 1, 1, 2, 3, false, false, prob, expert, slot, kept_expert, kept, NULL);
+    assert_int_equal(kept[0], 2);
+}
+
+/* Experts 1 and 2: expert 1 of tokens 0 and 2, then expert 2 of token 1. */
+static void test_select(void **state)
+{
+    (void)state;
+    const int32_t expert[] = {0, 1, 2, 3, -1, 1};
+    int32_t slot[6];
+    moe_ref_select_f64(3, 2, 2, 1, expert, slot);
+    assert_memory_equal(slot, ((int32_t[]){-1, 0, 2, -1, -1, 1}), sizeof slot);
+}
+
+/* 1/2 * ((1/4 + 1/2) * 6 + (3/4 + 1/2) * 2) = 3.5; each prob costs half the count of its expert. */
+static void test_aux_loss(void **state)
+{
+    (void)state;
+    const double prob[] = {.25, .75, .5, .5};
+    const int64_t counts[] = {6, 2};
+    double loss, dprob[] = {10, 20, 30, 40};
+    moe_ref_aux_loss_f64(2, 2, .5, prob, counts, &loss);
+    assert_true(loss == 3.5);
+    moe_ref_aux_loss_bwd_f64(2, 2, .5, counts, dprob, true);
+    assert_memory_equal(dprob, ((double[]){13, 21, 33, 41}), sizeof dprob);
 }
 
 /* Source 0 sent row 0 for expert 0 and rows 1 2 for expert 2; source 1 sent row 3 for expert 0 and 4 5 for
@@ -77,21 +174,79 @@ static void test_sort_rows(void **state)
     assert_memory_equal(sorted, ((double[]){0, 3, 4, 5, 1, 2}), sizeof sorted);
 }
 
-/* Token 0 chose expert 1 (3/4, row 2), then 0 (1/4, row 0); token 1 chose 0 (1/2, row 1), then 2 (1/2, row
- * 3). y0 = 1 + 3/4 * 30 + 1/4 * 10 = 26, y1 = 2 + 1/2 * 20 + 1/2 * 40 = 32. Backward with dy = 1 2: a row
- * gets prob * dy of its token, a chosen prob gets dy * row. */
+/* Token 0 chose expert 1 (3/4, row 2), then 0 (1/4, row 0); token 1 chose 0 (1/2, row 1), its second choice
+ * is dropped; row 3 is padding. y0 = 3/4 * 30 + 1/4 * 10 = 25, y1 = 1/2 * 20 = 10. Backward with dy = 1 2: a
+ * row gets prob * dy of its token, a chosen prob gets dy * row. */
 static void test_combine(void **state)
 {
     (void)state;
-    const double x[] = {1, 2}, rows[] = {10, 20, 30, 40}, prob[] = {.25, .75, 0, .5, 0, .5}, dy[] = {1, 2};
-    const int32_t expert[] = {1, 0, 0, 2}, slot[] = {2, 0, 1, 3};
-    double y[2], dx[2], drows[4], dprob[6];
-    moe_ref_combine_f64(2, 1, 2, 3, x, rows, prob, expert, slot, y);
-    assert_memory_equal(y, ((double[]){26, 32}), sizeof y);
-    moe_ref_combine_bwd_f64(2, 1, 2, 3, dy, rows, prob, expert, slot, dx, drows, dprob, false);
-    assert_memory_equal(dx, dy, sizeof dx);
-    assert_memory_equal(drows, ((double[]){.25, 1, .75, 1}), sizeof drows);
-    assert_memory_equal(dprob, ((double[]){10, 30, 0, 40, 0, 80}), sizeof dprob);
+    const double rows[] = {10, 20, 30, 40}, prob[] = {.25, .75, 0, .5, 0, .5}, dy[] = {1, 2};
+    const int32_t expert[] = {1, 0, 0, -1}, slot[] = {2, 0, 1, -1};
+    double y[2], drows[4], dprob[6];
+    moe_ref_combine_f64(2, 1, 2, 3, 4, rows, prob, expert, slot, y);
+    assert_memory_equal(y, ((double[]){25, 10}), sizeof y);
+    moe_ref_combine_bwd_f64(2, 1, 2, 3, 4, rows, prob, expert, slot, dy, drows, dprob);
+    assert_memory_equal(drows, ((double[]){.25, 1, .75, 0}), sizeof drows);
+    assert_memory_equal(dprob, ((double[]){10, 30, 0, 40, 0, 0}), sizeof dprob);
+}
+
+/* Mean squares 12.5 and 0; the constant under the root keeps zeros zero. */
+static void test_rmsnorm(void **state)
+{
+    (void)state;
+    const double x[] = {3, 4, 0, 0}, gain[] = {1, 2};
+    double y[4], r = 1 / sqrt(12.5 + 1e-5);
+    moe_ref_rmsnorm_f64(2, 2, x, gain, y);
+    must_be_near(y, (double[]){3 * r, 8 * r, 0, 0}, 4);
+}
+
+/* Two heads of 4, whose values name the token, so that the output shows how much goes to which token. Queries
+ * and keys are the same at every position: what differs is the turn. Head 0: both are the first of the pair
+ * (0, 2), so a score is cos(distance) / 2. Head 1: the first and the second of the pair (1, 3), which turns
+ * 100 times slower: a score is sin(distance / 100) / 2. */
+static void test_rotary(void **state)
+{
+    (void)state;
+    enum { T = 5, S = 3, H = 8 };
+    double qkv[T * 3 * H] = {0}, o[T * H];
+    for (int t = 0; t < T; t++) {
+        double *q = qkv + t * 3 * H, *k = q + H, *v = k + H;
+        q[0] = k[0] = q[4 + 1] = k[4 + 3] = 1;
+        v[t % S] = v[4 + t % S] = 1;
+    }
+    moe_ref_attention_f64(T, H, 2, S, qkv, o);
+    for (int t = 0; t < T; t++) {
+        double expected[H] = {0}, sum[2] = {0};
+        for (int j = 0; j <= t % S; j++) {
+            sum[0] += expected[j] = exp(cos(t % S - j) / 2);
+            sum[1] += expected[4 + j] = exp(sin((t % S - j) / 100.) / 2);
+        }
+        for (int i = 0; i < H; i++) expected[i] /= sum[i / 4];
+        must_be_near(o + t * H, expected, H);
+    }
+}
+
+/* A token changes itself and what follows in its sequence (0 1 2, 3 4 5, 6), nothing else; both heads. */
+static void test_causality(void **state)
+{
+    (void)state;
+    enum { T = 7, S = 3, H = 4, HEADS = 2 };
+    double qkv[T * 3 * H], before[T * H], after[T * H];
+    for (int i = 0; i < T * 3 * H; i++) qkv[i] = sin(i * i);
+    moe_ref_attention_f64(T, H, HEADS, S, qkv, before);
+    for (int changed = 0; changed < T; changed++) {
+        double kept[3 * H];
+        memcpy(kept, qkv + changed * 3 * H, sizeof kept);
+        for (int i = 0; i < 3 * H; i++) qkv[changed * 3 * H + i] += 1;
+        moe_ref_attention_f64(T, H, HEADS, S, qkv, after);
+        memcpy(qkv + changed * 3 * H, kept, sizeof kept);
+        for (int t = 0; t < T; t++)
+            for (int i = 0; i < H; i++) {
+                bool concerned = t / S == changed / S && t >= changed;
+                if ((before[t * H + i] != after[t * H + i]) != concerned)
+                    fail_msg("output %d of token %d, when token %d changes", i, t, changed);
+            }
+    }
 }
 
 /* Weights 1 3, target the 3: -log(3/4). Logits 1000 0, target the 0: 1000, and exp(1000) is never formed. */
@@ -131,6 +286,39 @@ static void test_updates_in_place(void **state)
     assert_memory_equal(param, ((double[]){0, 3}), sizeof param);
 }
 
+/* 3 4 has the norm 5; 2 is put before, 144 comes from elsewhere: sqrt(25 + 144) = 13. */
+static void test_clipping(void **state)
+{
+    (void)state;
+    const float g[] = {3, 4};
+    float clipped[] = {26, -13}, zero = 0;
+    double norm = 2, other = 144, none = 0;
+    moe_ref_sqnorm_f32(2, g, &norm, true);
+    assert_true(norm == 27);
+    moe_ref_sqnorm_f32(2, g, &norm, false);
+    assert_true(norm == 25);
+    moe_ref_clip_f32(2, 1, clipped, &norm, &other, clipped);
+    assert_memory_equal(clipped, ((float[]){2, -1}), sizeof clipped);
+    moe_ref_clip_f32(2, 14, clipped, &norm, &other, clipped);
+    assert_memory_equal(clipped, ((float[]){2, -1}), sizeof clipped);
+    moe_ref_clip_f32(1, 1, &zero, &none, &none, &zero);
+    assert_true(zero == 0);
+}
+
+/* Step 1, gradient 2: m = .2, v = .2, corrected 2 and 4, so the move is 1 (sign of the gradient) + 1/2 * 10.
+ * Step 2, gradient -1: m = .18 - .1 = .08, v = .19 + .05 = .24, corrected .08 / .19 and .24 / .0975. */
+static void test_adamw(void **state)
+{
+    (void)state;
+    double param = 10, m = 0, v = 0, eps = 1e-8;
+    moe_ref_adamw_f64(1, .1, .5, 1, &param, (double[]){2}, &m, &v, &param, &m, &v);
+    double first = 10 - .1 * (2 / (2 + eps) + 5);
+    must_be_near((double[]){param, m, v}, (double[]){first, .2, .2}, 3);
+    moe_ref_adamw_f64(1, .1, .5, 2, &param, (double[]){-1}, &m, &v, &param, &m, &v);
+    double second = first - .1 * (.08 / .19 / (sqrt(.24 / .0975) + eps) + .5 * first);
+    must_be_near((double[]){param, m, v}, (double[]){second, .08, .24}, 3);
+}
+
 /* [1 2; 3 4] [5 6; 7 8] = [1*5+2*7 1*6+2*8; 3*5+4*7 3*6+4*8] = [19 22; 43 50].
  * Groups of 2, 0 and 1 rows with k = n = 1: C = 1*10, 2*10, 3*30; dB = 1*1 + 2*10, nothing, 3*100. */
 static void test_products_by_hand(void **state)
@@ -153,11 +341,20 @@ int main(void)
         cmocka_unit_test(test_topk),
         cmocka_unit_test(test_topk_of_nan),
         cmocka_unit_test(test_permute),
+        cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_limit_edges),
+        cmocka_unit_test(test_select),
+        cmocka_unit_test(test_aux_loss),
         cmocka_unit_test(test_sort_rows),
         cmocka_unit_test(test_combine),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_rotary),
+        cmocka_unit_test(test_causality),
         cmocka_unit_test(test_xent),
         cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_updates_in_place),
+        cmocka_unit_test(test_clipping),
+        cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_products_by_hand),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,11 +15,11 @@ struct model {
     struct moe_communicator *world;
     struct moe_device *device;
     struct moe_execute_options options;
-    int loss, expert; /* buffers */
+    int aux, expert; /* buffers */
 };
 
-/* Loss per token after one step from the initial parameters with one element moved by `by`; the routing of
- * both layers goes to `ids`. A learning rate of 0 keeps the parameters. */
+/* Cross entropy and auxiliary loss per token after one step from the initial parameters with one element
+ * moved by `by`; the routing of both layers goes to `ids`. A learning rate of 0 keeps the parameters. */
 static double loss_at(struct model *m, int buffer, int slot, int64_t element, double by,
                       int32_t ids[2][2 * N_TOKENS], double *gradient, int grad)
 {
@@ -32,6 +32,7 @@ static double loss_at(struct model *m, int buffer, int slot, int64_t element, do
     for (int layer = 0; layer < 2; layer++)
         memcpy(ids[layer], moe_execute_buffer(x, m->expert, layer, &n), sizeof ids[layer]);
     if (gradient) *gradient = ((const double *)moe_execute_buffer(x, grad, slot, &n))[element];
+    for (int layer = 0; layer < 2; layer++) loss += *(const double *)moe_execute_buffer(x, m->aux, layer, &n);
     moe_execute_close(x);
     return loss / N_TOKENS;
 }
@@ -41,14 +42,18 @@ static double loss_at(struct model *m, int buffer, int slot, int64_t element, do
 static void test_gradients_equal_finite_differences(void **state)
 {
     (void)state;
-    struct moe_scenario *sc = fixture_scenario(1, 1, "7", "dtype: float64\nlearning_rate: 0");
+    struct moe_scenario *sc =
+        fixture_scenario(1, 1, "7", "dtype: float64\nlearning_rate: 0\nclip_norm: 0\naux_loss: 0.5");
     struct model m = {.s = fixture_schedule(sc), .options = {.timeout_s = 1, .seed = 11, .poison = true}};
     const double h = 1e-5;
     int tried = 0, kept = 0;
     assert_int_equal(moe_comm_self.open(&m.world), 0);
     assert_int_equal(moe_device_cpu.open(&m.device), 0);
     for (int i = 0; i < m.s->n_buffers; i++)
-        if (!strcmp(m.s->buffers[i].name, "expert")) m.expert = i;
+        if (!strcmp(m.s->buffers[i].name, "expert"))
+            m.expert = i;
+        else if (!strcmp(m.s->buffers[i].name, "aux_loss"))
+            m.aux = i;
     for (int i = 0; i < m.s->n_params; i++) {
         const struct moe_param *p = &m.s->params[i];
         for (int slot = 0; slot < m.s->buffers[p->buffer].slots; slot++)

@@ -26,6 +26,7 @@ static bool same(const struct moe_routing *a, const struct moe_routing *b)
 static int64_t busiest(const struct moe_routing *r, int layer, int *expert)
 {
     int64_t most = -1;
+    *expert = 0;
     for (int e = 0; e < r->n_experts; e++) {
         int64_t rows = 0;
         for (int rank = 0; rank < r->n_ranks; rank++) rows += moe_routing_counts(r, layer, rank)[e];

@@ -1,5 +1,5 @@
-/* Steps solved by hand. The machine: launch 1 us, host sync 10 us; memory 4000 B/us, so a copy 2000 B/us;
- * float32 10^6 FLOP/us, float64 half of it; a GPU's links 1000 B/us and 2 us; its NIC 100 B/us and 5 us. */
+/* Steps solved by hand. The machine: launch 1 us, host sync 10 us; memory 4000 B/us, so a copy 2000 B/us; a
+ * GPU's links 1000 B/us and 2 us; its NIC 100 B/us and 5 us. */
 #include "sim/builder.h"
 #include "sim/simulate.h"
 
@@ -182,50 +182,6 @@ static void test_one_kernel(void **state)
     expect_time(&out, 2, 0, 0, 1);
     expect_row(&out, 0, "step forward scale", 2, 0, 0);
     moe_sim_free(&out);
-}
-
-/* [N, N] x [N, N]: 2 N^3 FLOP, 3 N^2 elements.
- * N = 3000: 54 * 10^9 FLOP: 54,000 us in float32 (memory: 27,000), 108,000 us in float64.
- * N = 300: 54 us of arithmetic, but 1.08 MB: 270 us in float32, 540 us in float64. */
-static void test_product(void **state)
-{
-    (void)state;
-    static const struct {
-        enum moe_type type;
-        int64_t n;
-        double us;
-    } cases[] = {{MOE_F32, 3000, 54000}, {MOE_F64, 3000, 108000}, {MOE_F32, 300, 270}, {MOE_F64, 300, 540}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct moe_builder b;
-        open_step(&b, 1);
-        int n = moe_const(&b, cases[i].n);
-        moe_emit(&b, (struct moe_op){.kernel = MOE_K_GEMM, .type = cases[i].type, MOE_SIZES(n, n, n)});
-        struct moe_sim_result out = run(&b, NULL, &node_of_4);
-        assert_near(out.compute_us, cases[i].us);
-        moe_sim_free(&out);
-    }
-}
-
-/* Groups of 0, 300 and 3000 rows times [3000, 3000], one after the other:
- *      0: weights alone, 36 MB                                      9,000 us
- *    300: 5.4 * 10^9 FLOP take 5,400 us, 43.2 MB                   10,800 us
- *   3000: 54 * 10^9 FLOP                                           54,000 us */
-static void test_grouped_product(void **state)
-{
-    (void)state;
-    struct moe_routing *r = routing_of(1, 3, (int32_t[]){0, 300, 3000});
-    struct moe_builder b;
-    open_step(&b, 1);
-    int n = moe_const(&b, 3000), e = moe_const(&b, 3);
-    struct moe_ref counts = moe_ref(moe_new_buffer(&b, "counts", MOE_BUF_COUNTS, MOE_I64, 1, e));
-    struct moe_symbol y = {.scope = MOE_SCOPE_EXPERT, .comm = -1, .rows = 1, .cols = 3};
-    int group = moe_new_symbol(&b, "rows", counts.buffer, false, y);
-    moe_emit(&b, (struct moe_op){.kernel = MOE_K_TOPK, .bytes = moe_const(&b, 0), MOE_WRITES(counts)});
-    moe_emit(&b, (struct moe_op){.kernel = MOE_K_GROUPED_GEMM, .group = group, MOE_SIZES(e, n, n)});
-    struct moe_sim_result out = run(&b, r, &node_of_4);
-    assert_near(out.compute_us, 73800);
-    moe_sim_free(&out);
-    moe_routing_free(r);
 }
 
 /* A waits for nothing and runs from 1 to 3 us, when the host begins to sync: until 13 us. B is issued at 14
@@ -419,6 +375,44 @@ static void test_allreduce_over_nodes(void **state)
     moe_sim_free(&out);
 }
 
+/* Blocks of 1000, 2000, 3000 and 4000 float32, by the tokens of the ranks. */
+static void ring_of_blocks(struct moe_builder *b, enum moe_collective kind)
+{
+    struct moe_symbol of_rank = {.scope = MOE_SCOPE_RANK, .comm = -1}, of_peer = {.scope = MOE_SCOPE_PEER};
+    moe_builder_open(b, 4, (int64_t[]){100, 200, 300, 400});
+    moe_run_block(b, moe_new_block(b, "step", MOE_FORWARD, false), 0);
+    int ten = moe_const(b, 10);
+    int own = moe_mul(b, moe_sym(b, moe_new_symbol(b, "own", -1, false, of_rank)), ten);
+    int each = moe_mul(b, moe_sym(b, moe_new_symbol(b, "each", -1, false, of_peer)), ten);
+    bool scatters = kind == MOE_REDUCESCATTER;
+    collective(b, "ring", kind, 0, 0, scatters ? each : own, scatters ? own : each);
+}
+
+/* Two nodes of two, so that 1 -> 2 and 3 -> 0 are between nodes, at 100 B/us. Of 40,000 B
+ *   allgather      1 sends all but block 2: 28,000; 3 all but block 0: 36,000, in 360 us
+ *   reducescatter  1 sends all but block 1: 32,000, in 320 us; 3 all but block 3: 24,000
+ * and 3 hops of 5 us. All leave together. */
+static void test_rings_of_unequal_blocks(void **state)
+{
+    (void)state;
+    static const struct {
+        enum moe_collective collective;
+        double us;
+        int64_t nic_bytes;
+    } cases[] = {{MOE_ALLGATHER, 375, 64000}, {MOE_REDUCESCATTER, 335, 56000}};
+    struct moe_topo t = node_of_4;
+    t.gpus_per_node = t.nics_per_node = 2;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct moe_builder b;
+        ring_of_blocks(&b, cases[i].collective);
+        struct moe_sim_result out = run(&b, NULL, &t);
+        expect_time(&out, 0, cases[i].us, 0, 1);
+        expect_row(&out, 0, "step forward ring", cases[i].us, 0, 120000);
+        assert_int_equal(out.bytes[MOE_LINK_NIC], cases[i].nic_bytes);
+        moe_sim_free(&out);
+    }
+}
+
 /* Two nodes of two, 4000 B a pair: 4 pairs within nodes, 8 between; a NIC sends 8000 B in 80 us, 5 us
  * latency. */
 static void test_link_classes(void **state)
@@ -506,6 +500,14 @@ static void test_different_sizes(void **state)
     moe_schedule_split_role(b.s, 1)->blocks[0].ops[0].recv = moe_const(&b, 999);
     expect_verdict(moe_builder_close(&b), NULL,
                    "step forward move: rank 0 sends 1000 elements, rank 1 expects 999");
+    ring_of_blocks(&b, MOE_ALLGATHER); /* members that are not neighbours */
+    moe_schedule_split_role(b.s, 2)->blocks[0].ops[0].recv = moe_const(&b, 999);
+    expect_verdict(moe_builder_close(&b), NULL,
+                   "step forward ring: rank 0 sends 1000 elements, rank 2 expects 999");
+    ring_of_blocks(&b, MOE_REDUCESCATTER);
+    moe_schedule_split_role(b.s, 2)->blocks[0].ops[0].send = moe_const(&b, 999);
+    expect_verdict(moe_builder_close(&b), NULL,
+                   "step forward ring: rank 2 sends 999 elements, rank 0 expects 1000");
 }
 
 /* Without the kernel that counts, the exchange moves what nobody knows, and the move has no size. */
@@ -541,8 +543,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_kernel),
-        cmocka_unit_test(test_product),
-        cmocka_unit_test(test_grouped_product),
         cmocka_unit_test(test_host_sync),
         cmocka_unit_test(test_host_sync_on_one_stream),
         cmocka_unit_test(test_alltoall),
@@ -554,6 +554,7 @@ int main(void)
         cmocka_unit_test(test_one_communicator_on_two_streams),
         cmocka_unit_test(test_allreduce),
         cmocka_unit_test(test_allreduce_over_nodes),
+        cmocka_unit_test(test_rings_of_unequal_blocks),
         cmocka_unit_test(test_link_classes),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_missing_member),

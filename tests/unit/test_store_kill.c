@@ -117,7 +117,7 @@ static void test_interrupted_checkpoint(void **state)
     struct moe_store *s = open_store("run.db", MOE_STORE_CREATE);
     put_run(s, 0);
     /* Enough for new pages: then the header is in the log, too. */
-    for (int step = 0; step < 40; step++) assert_int_equal(add_step(s, step, 0), MOE_OK);
+    for (int step = 0; step < 60; step++) assert_int_equal(add_step(s, step, 0), MOE_OK);
     copy_file("run.db", "killed.db");
     copy_file("run.db-wal", "killed.db-wal");
     moe_store_close(s);
@@ -127,7 +127,7 @@ static void test_interrupted_checkpoint(void **state)
     assert_int_equal(fwrite("\0\0\3\350", 1, 4, f), 4);
     fclose(f);
     s = open_store("killed.db", MOE_STORE_READ);
-    assert_int_equal(info_of(s).steps_complete, 40);
+    assert_int_equal(info_of(s).steps_complete, 60);
     moe_store_close(s);
 }
 
@@ -171,7 +171,7 @@ static void test_merge(void **state)
 {
     (void)state;
     write_ranks(3, 4);
-    assert_int_equal(moe_store_merge("run.db", 3), MOE_OK);
+    assert_int_equal(moe_store_merge("run.db", 3, "run.db"), MOE_OK);
     assert_int_equal(n_files(), 1);
     assert_sound("run.db");
     assert_int_equal(ask("run.db", "SELECT journal_mode = 'delete' FROM pragma_journal_mode"), 1);
@@ -212,7 +212,7 @@ static void test_merge_killed_ranks(void **state)
             all += acknowledged;
             if (acknowledged < least) least = acknowledged;
         }
-        if (moe_store_merge("run.db", 3) < 0) fail_msg("%s", moe_error());
+        if (moe_store_merge("run.db", 3, "run.db") < 0) fail_msg("%s", moe_error());
         assert_int_equal(n_files(), 1);
         assert_sound("run.db");
         struct moe_store *s = open_store("run.db", MOE_STORE_READ);
@@ -228,7 +228,7 @@ static void merge_refused(int n_ranks, const char *text)
 {
     int files = n_files();
     uint64_t before = hash_file("run.db");
-    assert_int_equal(moe_store_merge("run.db", n_ranks), MOE_EINPUT);
+    assert_int_equal(moe_store_merge("run.db", n_ranks, "run.db"), MOE_EINPUT);
     if (!strstr(moe_error(), text)) fail_msg("'%s' does not say '%s'", moe_error(), text);
     assert_true(hash_file("run.db") == before);
     assert_int_equal(n_files(), files);
@@ -249,7 +249,7 @@ static void test_merge_refuses(void **state)
     write_rank("run.db.rank1", 1, 20);
     size_t n;
     char *bytes = read_all("run.db.rank1", &n);
-    memset(bytes + 5 * 4096, 0x55, 4096);
+    memset(bytes + 16384, 0x55, 16384);
     write_all("run.db.rank1", bytes, n);
     free(bytes);
     merge_refused(3, "run.db.rank1: ");
@@ -261,11 +261,34 @@ static void test_merge_refuses(void **state)
     merge_refused(3, "run key ranks is '4', expected '3'");
     sql("run.db.rank2", "DELETE FROM run"); /* killed before it wrote anything */
     sql("run.db.rank2", "DELETE FROM step");
-    assert_int_equal(moe_store_merge("run.db", 3), MOE_OK);
+    assert_int_equal(moe_store_merge("run.db", 3, "run.db"), MOE_OK);
     struct moe_store *s = open_store("run.db", MOE_STORE_READ);
     assert_int_equal(info_of(s).n_ranks, 3);
     assert_int_equal(info_of(s).steps_complete, 0);
     moe_store_close(s);
+}
+
+/* A rank that lives on for a moment: what it commits meanwhile is merged, too. */
+static void test_merge_waits(void **state)
+{
+    (void)state;
+    int fd[2];
+    char byte;
+    write_ranks(2, 3);
+    assert_int_equal(pipe(fd), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct moe_store *s;
+        if (moe_store_open("run.db.rank1", MOE_STORE_WRITE, &s) < 0 || write(fd[1], "", 1) != 1) _exit(1);
+        usleep(200000);
+        _exit(add_step(s, 3, 1) < 0);
+    }
+    assert_int_equal(read(fd[0], &byte, 1), 1);
+    close(fd[0]);
+    close(fd[1]);
+    if (moe_store_merge("run.db", 2, "run.db") < 0) fail_msg("%s", moe_error());
+    assert_int_equal(wait_for(pid), 0);
+    assert_int_equal(ask("run.db", "SELECT COUNT(*) FROM step WHERE rank = 1"), 4);
 }
 
 /* A limit on the file size stands for a full disk. */
@@ -281,11 +304,11 @@ static void test_merge_disk_full(void **state)
         struct rlimit limit = {bytes, bytes};
         signal(SIGXFSZ, SIG_IGN);
         setrlimit(RLIMIT_FSIZE, &limit);
-        _exit(moe_store_merge("run.db", 3) == MOE_EFAILED && n_files() == 3 ? 0 : 1);
+        _exit(moe_store_merge("run.db", 3, "run.db") == MOE_EFAILED && n_files() == 3 ? 0 : 1);
     }
     assert_int_equal(wait_for(pid), 0);
     assert_int_equal(n_files(), 3);
-    assert_int_equal(moe_store_merge("run.db", 3), MOE_OK);
+    assert_int_equal(moe_store_merge("run.db", 3, "run.db"), MOE_OK);
     assert_int_equal(ask("run.db", "SELECT COUNT(*) FROM step"), 120);
 }
 
@@ -304,14 +327,14 @@ static void test_merge_killed(void **state)
         for (int r = 0; r < 3; r++) write_all(part[r], bytes[r], n[r]);
         double start_us = now_us();
         pid_t pid = fork();
-        if (pid == 0) _exit(moe_store_merge("run.db", 3) < 0);
+        if (pid == 0) _exit(moe_store_merge("run.db", 3, "run.db") < 0);
         if (trial > 0) {
             usleep((unsigned)(merge_us * moe_uniform(3, trial, 0)));
             kill(pid, SIGKILL);
         }
         wait_for(pid);
         if (trial == 0) merge_us = now_us() - start_us;
-        if (!exists("run.db")) assert_int_equal(moe_store_merge("run.db", 3), MOE_OK);
+        if (!exists("run.db")) assert_int_equal(moe_store_merge("run.db", 3, "run.db"), MOE_OK);
         assert_sound("run.db");
         assert_int_equal(ask("run.db", "SELECT COUNT(*) FROM step"), 30);
     }
@@ -324,7 +347,7 @@ int main(void)
         TEST(test_killed_writer),       TEST(test_killed_anywhere), TEST(test_interrupted_checkpoint),
         TEST(test_uncommitted_is_lost), TEST(test_create_replaces), TEST(test_merge),
         TEST(test_merge_killed_ranks),  TEST(test_merge_refuses),   TEST(test_merge_disk_full),
-        TEST(test_merge_killed),
+        TEST(test_merge_killed),        TEST(test_merge_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

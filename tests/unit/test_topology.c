@@ -15,7 +15,7 @@
 
 #define NEAR(a, b) (fabs((a) - (b)) <= 1e-12 * (b))
 
-static const char *const shipped[] = {"dgx_h100", "pcie_box"};
+static const char *const shipped[] = {"dgx_h100", "gb200_nvl72", "hgx_4nic", "pcie_box"};
 
 static struct moe_topo *load(const char *name)
 {
@@ -88,8 +88,33 @@ static void paths_over_a_shared_bus(void **state)
     moe_topo_free(t);
 }
 
-/* GPU g of 8 uses NIC g * 3 / 8 of 3. Links of node 0: out 32, 34, 36. */
-static void neighbours_share_a_nic(void **state)
+/* GPUs 6 and 7 of a node share its NIC 3; of 16 ranks its links are 2 * 16 + 2 * 3 and the next. */
+static void pairs_share_a_nic(void **state)
+{
+    (void)state;
+    struct moe_topo *t = load("hgx_4nic");
+    moe_topo_build(t, 16);
+    assert_int_equal(t->n_links, 2 * 16 + 2 * 8);
+    assert_path(t, 6, 9, (int[]){38, 41}, 2);
+    assert_path(t, 7, 8, (int[]){38, 41}, 2);
+    assert_true(t->link_Bps[38] == 50e9);
+    moe_topo_free(t);
+}
+
+/* 144 ranks in 2 racks: up 0..143, down 144..287, then NIC 0 of rack 0 at 288, of rack 1 at 288 + 2 * 72. */
+static void racks_of_72(void **state)
+{
+    (void)state;
+    struct moe_topo *t = load("gb200_nvl72");
+    moe_topo_build(t, 144);
+    assert_path(t, 0, 71, (int[]){0, 144 + 71}, 2);
+    assert_path(t, 0, 72, (int[]){288, 288 + 144 + 1}, 2);
+    assert_true(t->link_Bps[0] == 721.8e9 && t->link_Bps[288] == 50e9 && t->memory_Bps == 7.2e12);
+    moe_topo_free(t);
+}
+
+/* Every GPU of a node uses one NIC, each NIC has as many GPUs as the others, give or take one. */
+static void gpus_spread_over_nics(void **state)
 {
     (void)state;
     static const int nic[] = {0, 0, 0, 1, 1, 1, 2, 2};
@@ -105,27 +130,20 @@ static void neighbours_share_a_nic(void **state)
 static void alltoall_of_eight_nodes(void **state)
 {
     (void)state;
-    enum { R = 64, F = R * (R - 1) };
+    enum { R = 64 };
     struct moe_topo *t = load("dgx_h100");
-    int *first = moe_alloc(F + 1, sizeof *first), *path = moe_alloc(F * MOE_PATH_MAX, sizeof *path), f = 0;
-    double *rate = moe_alloc(F, sizeof *rate);
+    struct moe_share s;
     moe_topo_build(t, R);
+    moe_share_init(&s, t->n_links, t->link_Bps);
     for (int a = 0; a < R; a++)
-        for (int b = 0; b < R; b++) {
-            if (a == b) continue;
-            first[f + 1] = first[f] + moe_topo_path(t, a, b, path + first[f]);
-            f++;
-        }
-    moe_share(t->n_links, t->link_Bps, F, first, path, NULL, rate);
-    for (int a = 0, i = 0; a < R; a++)
-        for (int b = 0; b < R; b++) {
-            if (a == b) continue;
-            assert_true(NEAR(rate[i], a / 8 == b / 8 ? 370.8e9 / 7 : 50e9 / 56));
-            i++;
-        }
-    free(first);
-    free(path);
-    free(rate);
+        for (int b = 0, path[MOE_PATH_MAX]; b < R; b++)
+            if (a != b) moe_share_add(&s, moe_topo_path(t, a, b, path), path);
+    moe_share_solve(&s);
+    for (int a = 0, f = 0; a < R; a++) /* places are given in order */
+        for (int b = 0; b < R; b++)
+            if (a != b)
+                assert_true(NEAR(s.link[s.flow[f++].server].level, a / 8 == b / 8 ? 370.8e9 / 7 : 50e9 / 56));
+    moe_share_free(&s);
     moe_topo_free(t);
 }
 
@@ -214,10 +232,15 @@ int main(void)
 {
     unsetenv("MOESIM_TOPOLOGIES");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shipped_files_load),      cmocka_unit_test(paths_through_a_switch),
-        cmocka_unit_test(paths_over_a_shared_bus), cmocka_unit_test(neighbours_share_a_nic),
-        cmocka_unit_test(alltoall_of_eight_nodes), cmocka_unit_test(loader_refuses),
+        cmocka_unit_test(shipped_files_load),
+        cmocka_unit_test(paths_through_a_switch),
+        cmocka_unit_test(paths_over_a_shared_bus),
+        cmocka_unit_test(gpus_spread_over_nics),
+        cmocka_unit_test(alltoall_of_eight_nodes),
+        cmocka_unit_test(loader_refuses),
         cmocka_unit_test(names_are_looked_up),
+        cmocka_unit_test(pairs_share_a_nic),
+        cmocka_unit_test(racks_of_72),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,91 @@
+#!/bin/sh
+# moesim compare: the grid, its threads, its ranking, its words and its results in a store.
+. "$(dirname "$0")/lib.sh"
+
+sed 's/skew: 0.5/skew: 1/' "$small" > skewed.yaml
+grid='--vary topology=dgx_h100,gb200_nvl72,pcie_box --vary dispatcher=alltoall,allgather'
+grid="$grid --vary capacity=dropless,1,1.25"
+
+# ---- any number of threads gives the same bytes, also of errors ----
+cat > model.yaml << EOF
+model: {preset: olmoe_1b_7b, layers: 1}
+layout: {ranks: 16}
+tokens_per_rank: 64
+routing: {skew: 1, seed: 7}
+topology: dgx_h100
+EOF
+wide='--vary ep=2,3,8,16,128 --vary rank_order=consecutive,strided --vary capacity=dropless,1'
+for threads in 1 2 7; do
+    for json in '' --json; do
+        # shellcheck disable=SC2086 # several arguments
+        expect 0 . compare model.yaml $wide --threads $threads -o "wide$threads.db" $json
+        mv out "wide$threads$json"
+        cmp "wide1$json" "wide$threads$json" || fail "$threads threads: other bytes"
+    done
+done
+cmp wide1.db wide2.db && cmp wide1.db wide7.db || fail 'other results in the store'
+grep -q '^no result: dgx_h100 with alltoall, capacity 1, ep 3, strided: expert_parallel 3 does not' wide1 ||
+    fail "a variant that cannot be: $(cat wide1)"
+[ "$(grep -c '^no result: .*, ep 128, .*does not divide' wide1)" -eq 4 ] || fail "ep 128: $(cat wide1)"
+expect 3 'expert_parallel 3 does not divide ranks 16' compare model.yaml --vary ep=3,5
+
+# ---- 18 variants: their table is in the order of time per kept token, from best to worst ----
+# shellcheck disable=SC2086 # several arguments
+expect 0 '^best: ' compare skewed.yaml $grid -o results.db
+cp out table
+[ "$(awk 'length > 132' table | grep -vc '^[a-z]*: ')" -eq 0 ] || fail 'the table is wide'
+awk '
+    /^topology  *dispatcher  *capacity  *to_best/ { on = 1; next }
+    /^$/ { on = 0 }
+    on { n++; if ($4 < last || $3 == "dropless" && $6 != 0 || $3 == 1 && $6 <= 0) bad = 1; last = $4 }
+    END { exit bad || n != 18 }' table || fail "not 18 rows in order: $(cat table)"
+# What SQL finds in the store is what the words say.
+sql() { sqlite3 -separator ' ' results.db "$1"; }
+sql "SELECT topology, 'with', dispatcher || ',', 'capacity', CASE capacity WHEN 0 THEN 'dropless' ELSE
+    printf('%g', capacity) END FROM result ORDER BY step_us / (1 - dropped_share), id" > order
+best=$(head -n 1 order)
+grep -q "^best: $best: " table && grep -q "^next: $(sed -n 2p order) takes " table &&
+    grep -q "^worst: $(tail -n 1 order) takes " table || fail "expected $best: $(tail -n 3 table)"
+[ "$(sql "SELECT COUNT(DISTINCT dropped_share) FROM result")" -eq 3 ] || fail 'dropped shares'
+[ "$(sql "SELECT DISTINCT expert_parallel || rank_order FROM result")" = 4consecutive ] || fail 'own values'
+
+# ---- why: the terms add up, and the one that decides is the largest; C rows of each expert are kept ----
+# shellcheck disable=SC2086 # several arguments
+expect 0 moesim.compare/2 compare skewed.yaml $grid --json
+awk -F'[:,]' '
+    function near(a, b) { return a - b < 1e-3 && b - a < 1e-3 } # us of a step of 1e3, written with 12 digits
+    /"why"/ { why = 1 }
+    why && /"longer_us"/ { longer = $2; sum = 0; most = -1e30; n++ }
+    why && /"term"/ { gsub(/[ "]/, ""); term = $2 }
+    why && /"[a-z]*_us"/ && !/longer/ {
+        gsub(/[ "]/, ""); sum += $2; if ($2 > most) { most = $2 + 0; largest = $1 }
+        if ($1 == "dropping_us" && (!near(sum, longer) || term != largest)) bad = 1
+    }
+    END { exit bad || n != 2 }' out || fail "the terms: $(sed -n '/"why"/,$p' out)"
+
+# ---- rank order: 2 nodes of 8. With neighbours in a group only gradients go by NIC: of the experts, 8 x 3 x
+# 2048 x 1024 floats to and from each of 16 ranks, and of the rest, 17,438,720 floats in a ring of 16 with two
+# links between the nodes, 2 x 15 / 16 of the whole on each; the ring also sums 64 counts of experts. Strided,
+# the experts' copies are inside a node, and tokens cross instead. ----
+expect 0 . compare model.yaml --vary ep=8 --vary rank_order=consecutive,strided -o order.db
+sqlite3 order.db 'SELECT inter_bytes FROM result ORDER BY id' | awk '
+    { bytes[NR] = $1 - 17438720 * 4 * 2 * 15 / 16 * 2 - 64 * 8 * 2 * 15 / 16 * 2 }
+    END {
+        if (bytes[1] != 16 * 8 * 3 * 2048 * 1024 * 4 || bytes[2] <= 0 || bytes[2] >= bytes[1] / 10)
+            print bytes[1], bytes[2]
+    }' > differ
+[ ! -s differ ] || fail "by NIC: $(cat differ)"
+
+# ---- a capacity of the scenario itself ----
+sed '$a capacity: {rule: megatron, factor: 1.5, pad: true}' skewed.yaml > own.yaml
+expect 0 '"capacity": "1.5"' compare own.yaml --vary topology=dgx_h100 --json
+[ "$(value dropped_share)" != 0.0 ] && [ "$(value padded_share)" != 0.0 ] || fail "$(cat out)"
+dropped=$(value dropped_share) padded=$(value padded_share)
+expect 0 '^capacity: .* of the rows dropped' simulate own.yaml
+expect 0 '"dropped_rows": ' simulate own.yaml --json
+awk -v rows="$(value chosen_rows)" -v tokens="$(value tokens)" -v k="$(value top_k)" \
+    -v layers="$(value layers)" -v d="$(value dropped_rows)" -v p="$(value padded_rows)" \
+    -v share="$dropped" -v pads="$padded" 'BEGIN {
+        exit !(rows == tokens * k * layers && d > 0 && d / rows - share < 1e-9 && share - d / rows < 1e-9 &&
+            p / rows - pads < 1e-9 && pads - p / rows < 1e-9) }' || fail 'simulate drops other rows'
+finish
