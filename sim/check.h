@@ -8,7 +8,8 @@
  *                known to the host when it is needed
  *   C3 scale     every gradient has the coefficient it should have
  *   C4 reduction every gradient element is the sum over the right ranks of every contribution, once
- *   C5 norms     the norm that gradients are clipped by covers every parameter of the right ranks, once
+ *   C5 norms     the norm that gradients are clipped by covers the whole gradient of every parameter of the
+ *                right ranks, once
  *   C6 content   nothing is read before it was written; every output is written
  * Cost: O(operations * ranks + int64 elements moved). */
 #ifndef MOE_CHECK_H

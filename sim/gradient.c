@@ -10,12 +10,18 @@ struct entry {
     uint64_t key;
     double coefficient;
 };
+struct question { /* what a judgement depends on beside the vector */
+    int param, slot, group;
+    double divisor, coefficient;
+};
 struct vector {
     int n;
-    struct entry *entry; /* ascending keys */
+    struct entry *entry;   /* ascending keys */
+    struct question asked; /* last; all ranks that share the vector ask the same */
+    struct moe_gradient_fault answer;
 };
 struct state {
-    int vector;                  /* -1: nothing yet */
+    int vector;                  /* 0: the empty sum */
     double coefficient, divisor; /* divisor, op: the last division */
     const struct moe_op *op;
     int clips;
@@ -26,47 +32,11 @@ struct moe_gradients {
     struct vector *vectors;
     int *first;          /* [n_buffers] place of a buffer's slot 0 in state */
     struct state *state; /* [slots of gradient buffers, R] */
-    /* The last question that was answered "right": all ranks of a group ask the same. */
-    int right_vector, right_group, right_param;
-    double right_coefficient;
 };
 
 static bool is_followed(const struct moe_schedule *s, int buffer)
 {
     return s->buffers[buffer].role == MOE_BUF_GRAD || s->buffers[buffer].role == MOE_BUF_NORM;
-}
-
-struct moe_gradients *moe_gradients_new(const struct moe_schedule *s)
-{
-    struct moe_gradients *g = moe_alloc(1, sizeof *g);
-    g->s = s;
-    g->right_vector = -1;
-    g->first = moe_alloc((size_t)s->n_buffers, sizeof *g->first);
-    int slots = 0;
-    for (int i = 0; i < s->n_buffers; i++) {
-        g->first[i] = slots;
-        if (is_followed(s, i)) slots += s->buffers[i].slots;
-    }
-    size_t n = (size_t)slots * (size_t)s->n_ranks;
-    g->state = moe_alloc(n, sizeof *g->state);
-    for (size_t i = 0; i < n; i++) g->state[i].vector = -1;
-    return g;
-}
-
-void moe_gradients_free(struct moe_gradients *g)
-{
-    if (!g) return;
-    for (int i = 0; i < g->n_vectors; i++) free(g->vectors[i].entry);
-    free(g->vectors);
-    free(g->first);
-    free(g->state);
-    free(g);
-}
-
-static struct state *at(struct moe_gradients *g, int buffer, int slot, int rank)
-{
-    moe_assert(is_followed(g->s, buffer));
-    return &g->state[(size_t)(g->first[buffer] + slot) * (size_t)g->s->n_ranks + (size_t)rank];
 }
 
 static int by_key(const void *a, const void *b)
@@ -92,22 +62,58 @@ static int merge(struct entry *entry, int n)
 static int new_vector(struct moe_gradients *g, struct entry *entry, int n)
 {
     g->vectors = moe_grow(g->vectors, &g->cap_vectors, g->n_vectors + 1, sizeof *g->vectors);
-    g->vectors[g->n_vectors] = (struct vector){merge(entry, n), entry};
+    g->vectors[g->n_vectors] = (struct vector){.n = merge(entry, n), .entry = entry, .asked.param = -1};
     return g->n_vectors++;
-}
-
-static int entries(const struct moe_gradients *g, struct state s)
-{
-    return s.vector < 0 ? 0 : g->vectors[s.vector].n;
 }
 
 static int append(const struct moe_gradients *g, struct state s, struct entry *out)
 {
-    for (int i = 0; i < entries(g, s); i++) {
-        out[i] = g->vectors[s.vector].entry[i];
-        out[i].coefficient *= s.coefficient;
+    const struct vector *v = &g->vectors[s.vector];
+    for (int i = 0; i < v->n; i++)
+        out[i] = (struct entry){v->entry[i].key, v->entry[i].coefficient * s.coefficient};
+    return v->n;
+}
+
+struct moe_gradients *moe_gradients_new(const struct moe_schedule *s)
+{
+    struct moe_gradients *g = moe_alloc(1, sizeof *g);
+    g->s = s;
+    g->first = moe_alloc((size_t)s->n_buffers, sizeof *g->first);
+    int slots = 0;
+    for (int i = 0; i < s->n_buffers; i++) {
+        g->first[i] = slots;
+        if (is_followed(s, i)) slots += s->buffers[i].slots;
     }
-    return entries(g, s);
+    g->state = moe_alloc((size_t)slots * (size_t)s->n_ranks, sizeof *g->state);
+    new_vector(g, NULL, 0);
+    return g;
+}
+
+void moe_gradients_free(struct moe_gradients *g)
+{
+    if (!g) return;
+    for (int i = 0; i < g->n_vectors; i++) free(g->vectors[i].entry);
+    free(g->vectors);
+    free(g->first);
+    free(g->state);
+    free(g);
+}
+
+static struct state *at(struct moe_gradients *g, struct moe_cell cell)
+{
+    moe_assert(is_followed(g->s, cell.buffer));
+    return &g->state[(size_t)(g->first[cell.buffer] + cell.slot) * (size_t)g->s->n_ranks + (size_t)cell.rank];
+}
+
+/* Other buffers hold no contributions. */
+static struct state state_of(struct moe_gradients *g, struct moe_cell cell)
+{
+    return is_followed(g->s, cell.buffer) ? *at(g, cell) : (struct state){0};
+}
+
+static void set_state(struct moe_gradients *g, struct moe_cell cell, struct state with)
+{
+    if (is_followed(g->s, cell.buffer)) *at(g, cell) = with;
 }
 
 static uint64_t key_of(int rank, int block, int id)
@@ -115,45 +121,46 @@ static uint64_t key_of(int rank, int block, int id)
     return (uint64_t)rank << 32 | (uint64_t)block << 16 | (uint64_t)id;
 }
 
-void moe_gradient_contribute(struct moe_gradients *g, int buffer, int slot, int rank, int block,
-                             const struct moe_op *op, bool accumulate)
+void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, const struct moe_op *op,
+                             bool accumulate)
 {
-    struct state *s = at(g, buffer, slot, rank);
-    int n = accumulate ? entries(g, *s) : 0;
-    struct entry *entry = moe_alloc((size_t)n + 1, sizeof *entry);
-    if (accumulate) append(g, *s, entry);
-    entry[n] = (struct entry){key_of(rank, block, op->id), 1};
-    *s = (struct state){.vector = new_vector(g, entry, n + 1), .coefficient = 1};
+    struct state s = accumulate ? state_of(g, to) : (struct state){0};
+    struct entry *entry = moe_alloc((size_t)g->vectors[s.vector].n + 1, sizeof *entry);
+    int n = append(g, s, entry);
+    entry[n] = (struct entry){key_of(to.rank, block, op->id), 1};
+    set_state(g, to, (struct state){.vector = new_vector(g, entry, n + 1), .coefficient = 1});
 }
 
-void moe_gradient_sum(struct moe_gradients *g, int buffer, int slot, const int *ranks, int n)
+void moe_gradient_sum(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to, int n)
 {
     int total = 0;
-    for (int i = 0; i < n; i++) total += entries(g, *at(g, buffer, slot, ranks[i]));
+    for (int i = 0; i < n; i++) total += g->vectors[state_of(g, from[i]).vector].n;
     struct entry *entry = moe_alloc((size_t)total, sizeof *entry);
-    for (int i = 0, used = 0; i < n; i++) used += append(g, *at(g, buffer, slot, ranks[i]), entry + used);
-    int vector = new_vector(g, entry, total);
-    for (int i = 0; i < n; i++)
-        *at(g, buffer, slot, ranks[i]) = (struct state){.vector = vector, .coefficient = 1};
+    for (int i = 0, used = 0; i < n; i++) used += append(g, state_of(g, from[i]), entry + used);
+    struct state sum = {.vector = new_vector(g, entry, total), .coefficient = 1};
+    for (int i = 0; i < n; i++) set_state(g, to[i], sum);
 }
 
-void moe_gradient_divide(struct moe_gradients *g, int buffer, int slot, int rank, double divisor,
+void moe_gradient_divide(struct moe_gradients *g, struct moe_cell from, struct moe_cell to, double divisor,
                          const struct moe_op *op)
 {
-    struct state *s = at(g, buffer, slot, rank);
-    s->coefficient /= divisor;
-    s->divisor = divisor;
-    s->op = op;
+    struct state s = state_of(g, from);
+    s.coefficient /= divisor;
+    s.divisor = divisor;
+    s.op = op;
+    set_state(g, to, s);
 }
 
-void moe_gradient_clip(struct moe_gradients *g, int buffer, int slot, int rank)
+void moe_gradient_clip(struct moe_gradients *g, struct moe_cell from, struct moe_cell to)
 {
-    at(g, buffer, slot, rank)->clips++;
+    struct state s = state_of(g, from);
+    s.clips++;
+    set_state(g, to, s);
 }
 
-void moe_gradient_zero(struct moe_gradients *g, int buffer, int slot, int rank)
+void moe_gradient_zero(struct moe_gradients *g, struct moe_cell to)
 {
-    *at(g, buffer, slot, rank) = (struct state){.vector = -1};
+    set_state(g, to, (struct state){0});
 }
 
 /* Does the operation add something of its own to the gradient or norm? */
@@ -191,44 +198,50 @@ static struct entry *required(const struct moe_gradients *g, const struct moe_pa
     return entry;
 }
 
-static void compare(struct moe_gradient_fault *fault, const struct entry *want, int n_want,
-                    struct vector have, double coefficient)
+/* Is the coefficient the required one? Where no rank has a token, the divisor is 0 and both are infinite. */
+static bool is_right(double have, double want)
 {
+    return have == want || fabs(have / want - 1) <= 1e-9; /* doubles hold the few factors to 1e-15 */
+}
+
+static struct moe_gradient_fault compare(const struct entry *want, int n_want, const struct vector *have,
+                                         double coefficient)
+{
+    struct moe_gradient_fault fault = {.factor = 1};
     int w = 0, h = 0;
-    while (w < n_want || h < have.n) {
-        if (h == have.n || (w < n_want && want[w].key < have.entry[h].key)) {
-            fault->missing++;
-            fault->missing_rank = (int)(want[w++].key >> 32);
-        } else if (w == n_want || have.entry[h].key < want[w].key) {
-            fault->extra++;
-            fault->extra_rank = (int)(have.entry[h++].key >> 32);
+    while (w < n_want || h < have->n) {
+        if (h == have->n || (w < n_want && want[w].key < have->entry[h].key)) {
+            fault.missing++;
+            fault.missing_rank = (int)(want[w++].key >> 32);
+        } else if (w == n_want || have->entry[h].key < want[w].key) {
+            fault.extra++;
+            fault.extra_rank = (int)(have->entry[h++].key >> 32);
         } else {
-            double factor = have.entry[h++].coefficient * coefficient / want[w++].coefficient;
-            if (fabs(factor - 1) > 1e-9) fault->factor = factor; /* doubles hold the few factors to 1e-15 */
+            double found = have->entry[h++].coefficient * coefficient, required = want[w++].coefficient;
+            if (!is_right(found, required)) fault.factor = found / required;
         }
     }
+    return fault;
 }
 
 struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, const struct moe_param *p, int slot,
                                              int rank, double divisor)
 {
-    struct state s = *at(g, p->grad, slot, rank);
-    struct moe_gradient_fault fault = {.divisor = s.divisor, .divided_in = s.op};
-    int group = g->s->comms[p->replicas].group_of[rank], param = (int)(p - g->s->params);
-    if (s.vector >= 0 && s.vector == g->right_vector && group == g->right_group && param == g->right_param &&
-        s.coefficient == g->right_coefficient && s.clips == p->clips)
-        return fault;
-    int n;
-    struct entry *want = required(g, p, slot, group, divisor, &n);
-    n = merge(want, n);
-    fault.clips = s.clips - p->clips;
-    compare(&fault, want, n, s.vector < 0 ? (struct vector){0} : g->vectors[s.vector], s.coefficient);
-    free(want);
-    if (!fault.missing && !fault.extra && fault.factor == 0) {
-        g->right_vector = s.vector;
-        g->right_group = group;
-        g->right_param = param;
-        g->right_coefficient = s.coefficient;
+    struct state s = *at(g, (struct moe_cell){p->grad, slot, rank});
+    struct vector *v = &g->vectors[s.vector];
+    struct question q = {(int)(p - g->s->params), slot, g->s->comms[p->replicas].group_of[rank], divisor,
+                         s.coefficient};
+    if (q.param != v->asked.param || q.slot != v->asked.slot || q.group != v->asked.group ||
+        q.divisor != v->asked.divisor || q.coefficient != v->asked.coefficient) {
+        int n;
+        struct entry *want = required(g, p, slot, q.group, divisor, &n);
+        v->answer = compare(want, merge(want, n), v, s.coefficient);
+        v->asked = q;
+        free(want);
     }
+    struct moe_gradient_fault fault = v->answer;
+    fault.divisor = s.divisor;
+    fault.divided_in = s.op;
+    fault.clips = s.clips;
     return fault;
 }

@@ -13,28 +13,31 @@ struct moe_gradients;
 struct moe_gradients *moe_gradients_new(const struct moe_schedule *s);
 void moe_gradients_free(struct moe_gradients *g);
 
-/* `op` of block `block` wrote a contribution into (buffer, slot) on `rank`. */
-void moe_gradient_contribute(struct moe_gradients *g, int buffer, int slot, int rank, int block,
-                             const struct moe_op *op, bool accumulate);
-/* An all-reduce (sum) over the ranks [n]. Cost: O(entries * log entries). */
-void moe_gradient_sum(struct moe_gradients *g, int buffer, int slot, const int *ranks, int n);
-/* `op` divides it on a rank. */
-void moe_gradient_divide(struct moe_gradients *g, int buffer, int slot, int rank, double divisor,
+struct moe_cell { /* a slot of a buffer on a rank; only gradients and norms hold anything */
+    int buffer, slot, rank;
+};
+/* `op` of block `block` wrote a contribution into a cell. */
+void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, const struct moe_op *op,
+                             bool accumulate);
+/* An all-reduce (sum) of the cells from [n] into the cells to [n]. Cost: O(entries * log entries). */
+void moe_gradient_sum(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to, int n);
+/* `op` divides what one cell holds into another, or into itself. */
+void moe_gradient_divide(struct moe_gradients *g, struct moe_cell from, struct moe_cell to, double divisor,
                          const struct moe_op *op);
-
 /* It is clipped by the norm; it becomes the empty sum. */
-void moe_gradient_clip(struct moe_gradients *g, int buffer, int slot, int rank);
-void moe_gradient_zero(struct moe_gradients *g, int buffer, int slot, int rank);
+void moe_gradient_clip(struct moe_gradients *g, struct moe_cell from, struct moe_cell to);
+void moe_gradient_zero(struct moe_gradients *g, struct moe_cell to);
 
-/* How the gradient on a rank differs from what parameter `p` requires. All zero: right. */
+/* How the gradient on a rank differs from what parameter `p` requires. Nothing missing or extra and a factor
+ * of 1: right. Cost: what the first rank asks of a vector is kept for those that share it. */
 struct moe_gradient_fault {
     int missing, extra; /* contributions that should be there and are not; that should not be there */
     int missing_rank;   /* a rank whose contribution is missing */
     int extra_rank;     /* a rank whose contribution should not be there */
-    double factor;      /* coefficient found / required where it differs from 1, else 0 */
+    double factor;      /* coefficient found / required; may be 0, infinite or NaN */
     double divisor;     /* by which the last division divided, 0: there was none */
     const struct moe_op *divided_in;
-    int clips; /* clipped more often (> 0) or less often than it should be */
+    int clips; /* how often it was clipped */
 };
 struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, const struct moe_param *p, int slot,
                                              int rank, double divisor);

@@ -140,6 +140,14 @@ int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int
     return sum;
 }
 
+/* Does a symbol say something of this peer or expert? Other scopes have one value, whatever the index. */
+static bool has_value(const struct moe_schedule *s, int symbol, int rank, int index)
+{
+    const struct moe_symbol *y = &s->symbols[symbol];
+    bool indexed = y->buffer >= 0 || y->scope == MOE_SCOPE_PEER;
+    return !indexed || index < moe_symbol_count(s, symbol, rank);
+}
+
 /* In double, as the framework computes it (founding_cases.md A.0b: 100 x 1.1 gives 111 in double, 110 in
  * float). */
 static int64_t ceil_of(int64_t a, int64_t b, double factor)
@@ -155,7 +163,8 @@ int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int
     switch (e->op) {
     case MOE_EXPR_CONST: return e->value;
     case MOE_EXPR_PLACE: return s->comms[e->a].index_of[rank];
-    case MOE_EXPR_SYM: return env.value(env.ctx, e->a, rank, layer, index);
+    case MOE_EXPR_SYM:
+        return has_value(s, e->a, rank, index) ? env.value(env.ctx, e->a, rank, layer, index) : MOE_UNKNOWN;
     case MOE_EXPR_SUM:
         for (a = 0, b = 0; b < moe_symbol_count(s, e->a, rank); b++) {
             int64_t value = env.value(env.ctx, e->a, rank, layer, (int)b);
@@ -191,37 +200,52 @@ static bool in_range(int i, int n)
     return i >= 0 && i < n;
 }
 
-static int check_op(const struct moe_schedule *s, const struct moe_role *role, const struct moe_block *b,
-                    const struct moe_op *op)
+static const char *wrong_kernel(const struct moe_schedule *s, const struct moe_op *op)
 {
-    const char *wrong = NULL;
-    bool collective = op->kind == MOE_COLLECTIVE;
+    if (!in_range((int)op->kernel, MOE_K_COUNT)) return "kernel";
+    enum moe_cost cost = moe_kernel_cost[op->kernel];
+    if (cost == MOE_COST_MEMORY && !in_range(op->bytes, s->n_exprs)) return "bytes";
+    if (cost == MOE_COST_MEMORY && !in_range(op->flops, s->n_exprs)) return "flops";
+    if (cost == MOE_COST_GROUPED && !in_range(op->group, s->n_symbols)) return "group";
+    if (!in_range(op->divisor, s->n_exprs)) return "divisor";
+    if (op->kernel == MOE_K_LIMIT && (op->n_reads < 3 || op->n_dims < 6)) return "reads or dims of limit";
+    if (op->kernel == MOE_K_SQNORM && (op->n_reads < 1 || op->n_writes < 1)) return "buffers of sqnorm";
+    return NULL;
+}
+
+static const char *wrong_collective(const struct moe_schedule *s, const struct moe_op *op)
+{
+    if (!in_range((int)op->collective, MOE_COLLECTIVE_COUNT)) return "collective";
+    if (!in_range(op->comm, s->n_comms)) return "communicator";
+    if (op->n_reads != 1 || op->n_writes != 1) return "buffers of a collective";
+    if (!in_range(op->send, s->n_exprs) || !in_range(op->recv, s->n_exprs)) return "send or recv";
+    if (s->buffers[op->reads[0].buffer].type != op->type || s->buffers[op->writes[0].buffer].type != op->type)
+        return "type of a collective's buffers";
+    return op->writes[0].accumulate ? "a collective that accumulates" : NULL;
+}
+
+static const char *wrong_op(const struct moe_schedule *s, const struct moe_role *role,
+                            const struct moe_op *op)
+{
     if (op->n_reads < 0 || op->n_reads > MOE_REFS || op->n_writes < 0 || op->n_writes > MOE_REFS)
-        wrong = "number of references";
-    else if (!in_range(op->stream, MOE_STREAM_COUNT) || op->waits >> MOE_STREAM_COUNT)
-        wrong = "stream";
-    else if (collective && (!in_range(op->comm, s->n_comms) || op->n_reads != 1 || op->n_writes != 1))
-        wrong = "communicator or buffers of a collective";
-    else if (collective && (!in_range(op->send, s->n_exprs) || !in_range(op->recv, s->n_exprs)))
-        wrong = "send or recv";
-    else if (op->n_dims < 0 || op->n_dims > MOE_DIMS)
-        wrong = "number of dims";
-    else if (op->kind == MOE_KERNEL && moe_kernel_cost[op->kernel] == MOE_COST_MEMORY &&
-             !in_range(op->bytes, s->n_exprs))
-        wrong = "bytes";
-    else if (op->kind == MOE_KERNEL && moe_kernel_cost[op->kernel] == MOE_COST_GROUPED &&
-             !in_range(op->group, s->n_symbols))
-        wrong = "group";
-    else if (op->of_block >= 0 && !in_range(op->of_block, role->n_blocks))
-        wrong = "of_block";
-    for (int i = 0; !wrong && i < op->n_dims; i++)
-        if (!in_range(op->dims[i], s->n_exprs)) wrong = "dims";
-    for (int i = 0; !wrong && i < op->n_reads; i++)
-        if (!in_range(op->reads[i].buffer, s->n_buffers)) wrong = "reads";
-    for (int i = 0; !wrong && i < op->n_writes; i++)
-        if (!in_range(op->writes[i].buffer, s->n_buffers)) wrong = "writes";
-    if (wrong) return moe_fail(MOE_EFAILED, "malformed schedule: %s %s: %s", b->name, op->name, wrong);
-    return MOE_OK;
+        return "number of references";
+    for (int i = 0; i < op->n_reads; i++)
+        if (!in_range(op->reads[i].buffer, s->n_buffers)) return "reads";
+    for (int i = 0; i < op->n_writes; i++)
+        if (!in_range(op->writes[i].buffer, s->n_buffers)) return "writes";
+    if (!in_range(op->stream, MOE_STREAM_COUNT) || op->waits >> MOE_STREAM_COUNT) return "stream";
+    if (!in_range((int)op->type, MOE_TYPE_COUNT)) return "type";
+    if (op->n_dims < 0 || op->n_dims > MOE_DIMS) return "number of dims";
+    for (int i = 0; i < op->n_dims; i++)
+        if (!in_range(op->dims[i], s->n_exprs)) return "dims";
+    if (op->serves ? !in_range(op->of_block, role->n_blocks) : op->of_block >= role->n_blocks)
+        return "of_block";
+    switch (op->kind) {
+    case MOE_KERNEL: return wrong_kernel(s, op);
+    case MOE_COLLECTIVE: return wrong_collective(s, op);
+    case MOE_HOST_SYNC: return NULL;
+    default: return "kind";
+    }
 }
 
 static int check_slots(const struct moe_schedule *s, const struct moe_block *b, const struct moe_op *op,
@@ -236,32 +260,95 @@ static int check_slots(const struct moe_schedule *s, const struct moe_block *b, 
     return MOE_OK;
 }
 
+static int check_role(const struct moe_schedule *s, const struct moe_role *role)
+{
+    for (int b = 0; b < role->n_blocks; b++)
+        for (int o = 0; o < role->blocks[b].n_ops; o++) {
+            const struct moe_op *op = &role->blocks[b].ops[o];
+            const char *wrong = wrong_op(s, role, op);
+            if (wrong)
+                return moe_fail(MOE_EFAILED, "malformed schedule: %s %s: %s", role->blocks[b].name, op->name,
+                                wrong);
+        }
+    for (int n = 0; n < role->n_instances; n++) {
+        if (!in_range(role->itinerary[n].block, role->n_blocks))
+            return moe_fail(MOE_EFAILED, "malformed schedule: itinerary entry %d", n);
+        const struct moe_block *block = &role->blocks[role->itinerary[n].block];
+        for (int o = 0; o < block->n_ops; o++)
+            MOE_TRY(check_slots(s, block, &block->ops[o], role->itinerary[n].layer));
+    }
+    return MOE_OK;
+}
+
+static bool is_expr(const struct moe_schedule *s, int i)
+{
+    const struct moe_expr *e = &s->exprs[i];
+    switch (e->op) {
+    case MOE_EXPR_CONST: return true;
+    case MOE_EXPR_PLACE: return in_range(e->a, s->n_comms);
+    case MOE_EXPR_SYM:
+    case MOE_EXPR_SUM: return in_range(e->a, s->n_symbols);
+    default: return in_range((int)e->op, MOE_EXPR_OP_COUNT) && in_range(e->a, i) && in_range(e->b, i);
+    }
+}
+
+/* Does an expression name only symbols before this one? Else a value could depend on itself. */
+static bool names_earlier(const struct moe_schedule *s, int expr, int symbol)
+{
+    const struct moe_expr *e = &s->exprs[expr];
+    switch (e->op) {
+    case MOE_EXPR_CONST:
+    case MOE_EXPR_PLACE: return true;
+    case MOE_EXPR_SYM:
+    case MOE_EXPR_SUM: return e->a < symbol;
+    default: return names_earlier(s, e->a, symbol) && names_earlier(s, e->b, symbol);
+    }
+}
+
+static bool is_symbol(const struct moe_schedule *s, int i)
+{
+    const struct moe_symbol *y = &s->symbols[i];
+    if (!in_range(y->slice, s->n_comms) || !in_range(y->expr, s->n_exprs) || !names_earlier(s, y->expr, i))
+        return false;
+    if (y->buffer >= 0)
+        return y->buffer < s->n_buffers && s->buffers[y->buffer].type == MOE_I64 && y->rows > 0 &&
+               !(y->slice && y->by_row) && y->cols > 0;
+    return y->scope != MOE_SCOPE_PEER || in_range(y->comm, s->n_comms);
+}
+
+static bool is_buffer(const struct moe_schedule *s, const struct moe_buffer *b)
+{
+    return in_range((int)b->role, MOE_BUF_ROLE_COUNT) && in_range((int)b->type, MOE_TYPE_COUNT) &&
+           b->slots > 0 && in_range(b->extent, s->n_exprs) && b->grad >= -1 && b->grad < s->n_buffers;
+}
+
+static bool is_param(const struct moe_schedule *s, const struct moe_param *p)
+{
+    if (!in_range(p->grad, s->n_buffers) || !in_range(p->replicas, s->n_comms) || p->shard < -1 ||
+        p->shard >= s->n_comms || !in_range(p->divisor, s->n_exprs))
+        return false;
+    const struct moe_buffer *grad = &s->buffers[p->grad];
+    if (p->buffer < 0) return grad->role == MOE_BUF_NORM && grad->slots == 1;
+    return p->buffer < s->n_buffers && s->buffers[p->buffer].role == MOE_BUF_PARAM &&
+           grad->role == MOE_BUF_GRAD && grad->slots == s->buffers[p->buffer].slots;
+}
+
 int moe_schedule_check(const struct moe_schedule *s)
 {
     for (int r = 0; r < s->n_ranks; r++)
         if (!in_range(s->role_of[r], s->n_roles))
             return moe_fail(MOE_EFAILED, "malformed schedule: role of rank %d", r);
-    for (int i = 0; i < s->n_exprs; i++) {
-        const struct moe_expr *e = &s->exprs[i];
-        bool symbol = e->op == MOE_EXPR_SYM || e->op == MOE_EXPR_SUM;
-        bool leaf = symbol || e->op == MOE_EXPR_CONST || e->op == MOE_EXPR_PLACE;
-        if ((symbol && !in_range(e->a, s->n_symbols)) ||
-            (!leaf && (!in_range(e->a, i) || !in_range(e->b, i))) ||
-            (e->op == MOE_EXPR_PLACE && !in_range(e->a, s->n_comms)))
-            return moe_fail(MOE_EFAILED, "malformed schedule: expression %d", i);
-    }
-    for (int i = 0; i < s->n_roles; i++) {
-        const struct moe_role *role = &s->roles[i];
-        for (int b = 0; b < role->n_blocks; b++)
-            for (int o = 0; o < role->blocks[b].n_ops; o++)
-                MOE_TRY(check_op(s, role, &role->blocks[b], &role->blocks[b].ops[o]));
-        for (int n = 0; n < role->n_instances; n++) {
-            if (!in_range(role->itinerary[n].block, role->n_blocks))
-                return moe_fail(MOE_EFAILED, "malformed schedule: itinerary entry %d", n);
-            const struct moe_block *block = &role->blocks[role->itinerary[n].block];
-            for (int o = 0; o < block->n_ops; o++)
-                MOE_TRY(check_slots(s, block, &block->ops[o], role->itinerary[n].layer));
-        }
-    }
+    for (int i = 0; i < s->n_exprs; i++)
+        if (!is_expr(s, i)) return moe_fail(MOE_EFAILED, "malformed schedule: expression %d", i);
+    for (int i = 0; i < s->n_buffers; i++)
+        if (!is_buffer(s, &s->buffers[i]))
+            return moe_fail(MOE_EFAILED, "malformed schedule: buffer %s", s->buffers[i].name);
+    for (int i = 0; i < s->n_symbols; i++)
+        if (!is_symbol(s, i))
+            return moe_fail(MOE_EFAILED, "malformed schedule: symbol %s", s->symbols[i].name);
+    for (int i = 0; i < s->n_params; i++)
+        if (!is_param(s, &s->params[i]))
+            return moe_fail(MOE_EFAILED, "malformed schedule: parameter %s", s->params[i].name);
+    for (int i = 0; i < s->n_roles; i++) MOE_TRY(check_role(s, &s->roles[i]));
     return MOE_OK;
 }

@@ -259,7 +259,8 @@ struct moe_role *moe_schedule_split_role(struct moe_schedule *s, int rank);
 /* Removes the operation with this id from a block; ids of the others stay. */
 void moe_block_delete(struct moe_block *b, int id);
 
-/* Result: MOE_OK, or MOE_EFAILED with what is malformed (an index out of range, a slot outside its buffer):
+/* Result: MOE_OK, or MOE_EFAILED with what is malformed (an index or enum out of range, a slot outside its
+ * buffer, a symbol that depends on itself, a collective that accumulates or whose buffers have another type):
  * the invariant that lowerings keep and that every reader relies on. Not a verdict about the schedule's
  * meaning. */
 int moe_schedule_check(const struct moe_schedule *s);
@@ -273,7 +274,8 @@ struct moe_env {
 };
 
 /* Value of expression `expr` on `rank` in an instance of `layer`, at `index` (peer or expert). MOE_UNKNOWN is
- * contagious. Cost: O(size of the expression + group size for SUM). */
+ * contagious, and the value of a symbol at an index that it does not have (a peer of a larger group). Cost:
+ * O(size of the expression + group size for SUM). */
 int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int index);
 
 /* Number of values a symbol has on a rank (1, group size, or experts). */

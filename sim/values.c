@@ -77,7 +77,7 @@ static bool append(struct cell *to, const struct cell *from, int64_t offset, int
 
 static struct cell routed_counts(const struct moe_values *v, int rank, int layer)
 {
-    moe_assert(layer < v->r->n_layers);
+    moe_assert(v->r && layer < v->r->n_layers && rank < v->r->n_ranks);
     const int32_t *counts = moe_routing_counts(v->r, layer, rank);
     struct cell with = {.n = v->r->n_experts, .cap = v->r->n_experts};
     with.content = moe_alloc((size_t)with.n, sizeof *with.content);

@@ -4,6 +4,9 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "sim/check.h"
 #include "sim/lower.h"
@@ -247,6 +250,298 @@ static void test_every_deletion_is_noticed(void **state)
     expect_deletions_noticed(&toy_dispatcher, "", false);
 }
 
+/* ---- faults that leave every size and every order as it is ---- */
+
+static struct moe_op *rank_2(struct moe_schedule *s, enum moe_pass pass, const char *name)
+{
+    return fixture_op(moe_schedule_split_role(s, 2), pass, name);
+}
+
+static int gradient_of(const struct moe_schedule *s, const char *param)
+{
+    for (int i = 0; i < s->n_params; i++)
+        if (!strcmp(s->params[i].name, param)) return s->params[i].grad;
+    moe_bug(__FILE__, __LINE__, param);
+}
+
+/* attention_gain and moe_gain have the same size and are summed over the same ranks. */
+static void sum_reads_another(struct moe_schedule *s)
+{
+    rank_2(s, MOE_SYNC, "sum_moe_gain")->reads[0].buffer = gradient_of(s, "attention_gain");
+}
+
+static void sum_writes_elsewhere(struct moe_schedule *s)
+{
+    rank_2(s, MOE_SYNC, "sum_moe_gain")->writes[0].buffer = gradient_of(s, "attention_gain");
+}
+
+static void scale_reads_another(struct moe_schedule *s)
+{
+    fixture_op(&s->roles[0], MOE_SYNC, "scale_moe_gain")->reads[0].buffer = gradient_of(s, "attention_gain");
+}
+
+static void clip_reads_another(struct moe_schedule *s)
+{
+    fixture_op(&s->roles[0], MOE_CLIPPING, "clip_attention_gain")->reads[0].buffer =
+        gradient_of(s, "moe_gain");
+}
+
+static void update_reads_another(struct moe_schedule *s)
+{
+    rank_2(s, MOE_UPDATE, "update_moe_gain")->reads[1].buffer = gradient_of(s, "attention_gain");
+}
+
+static void one_layer_updated_twice(struct moe_schedule *s)
+{
+    struct moe_role *role = moe_schedule_split_role(s, 2);
+    for (int i = 0; i < role->n_instances; i++)
+        if (role->blocks[role->itinerary[i].block].pass == MOE_UPDATE) role->itinerary[i].layer = 0;
+}
+
+static void clip_reads_one_norm_twice(struct moe_schedule *s)
+{
+    struct moe_op *op = rank_2(s, MOE_CLIPPING, "clip_router");
+    op->reads[2] = op->reads[1];
+}
+
+/* Every block with a pass in SYNC goes to where the norms are complete but for their sum over ranks. */
+static void norms_before_sums(struct moe_schedule *s)
+{
+    struct moe_role *role = &s->roles[0];
+    const struct moe_block *sum = fixture_block(role, fixture_op(role, MOE_CLIPPING, "sum_expert_norm"));
+    struct moe_instance *order = moe_alloc((size_t)role->n_instances, sizeof *order);
+    int n = 0, end = 0;
+    while (&role->blocks[role->itinerary[end].block] != sum) end++;
+    for (int sync = 0; sync < 2; sync++)
+        for (int i = 0; i < end; i++)
+            if ((role->blocks[role->itinerary[i].block].pass == MOE_SYNC) == sync)
+                order[n++] = role->itinerary[i];
+    memcpy(role->itinerary, order, (size_t)n * sizeof *order);
+    free(order);
+}
+
+/* No rank has a token: what is required is a division by 0, and the sum itself is wrong. */
+static void no_scale(struct moe_schedule *s)
+{
+    struct moe_role *role = moe_schedule_split_role(s, 2);
+    struct moe_op *op = fixture_op(role, MOE_SYNC, "scale_router");
+    moe_block_delete(fixture_block(role, op), op->id);
+}
+
+static void test_silent_faults(void **state)
+{
+    (void)state;
+    static const struct {
+        void (*plant)(struct moe_schedule *s);
+        int check_class;
+        const char *tokens, *text; /* of a verdict */
+    } faults[] = {{sum_reads_another, 4, "6", "the gradient of moe_gain lacks"},
+                  {sum_writes_elsewhere, 4, "6", "the gradient of moe_gain lacks"},
+                  {scale_reads_another, 4, "6", "the gradient of moe_gain lacks"},
+                  {clip_reads_another, 4, "6", "the gradient of attention_gain lacks"},
+                  {update_reads_another, 4, "6", "does not read moe_gain and its gradient"},
+                  {one_layer_updated_twice, 4, "6", "is updated 2 times in a step (slot 0), expected once"},
+                  {clip_reads_one_norm_twice, 5, "6", "reads expert_norm 0 times, expected once"},
+                  {norms_before_sums, 5, "6", "its right gradient is in the norm 0 times"},
+                  {no_scale, 3, "0", "the gradient of router is 0 times"}};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        struct moe_scenario *sc = fixture_scenario(4, 2, faults[i].tokens, "");
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_routing *r = fixture_routing(sc);
+        faults[i].plant(s);
+        assert_int_equal(moe_schedule_check(s), MOE_OK);
+        struct moe_verdicts v;
+        moe_check(s, r, &v);
+        bool told = false;
+        for (int j = 0; j < v.n; j++) {
+            told |= strstr(v.item[j].text, faults[i].text) != NULL;
+            if (v.item[j].check_class == 6 || v.item[j].check_class == faults[i].check_class) continue;
+            print_verdicts(&v);
+            fail_msg("fault %zu: C%d", i, v.item[j].check_class);
+        }
+        if (!told) {
+            print_verdicts(&v);
+            fail_msg("fault %zu: no '%s'", i, faults[i].text);
+        }
+        moe_verdicts_free(&v);
+        moe_routing_free(r);
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
+}
+
+/* A buffer may hold more than arrives, but not less; what is added up is all of it. */
+static void test_room_in_buffers(void **state)
+{
+    (void)state;
+    static const struct {
+        enum moe_pass pass;
+        const char *op;
+        int more;
+        bool right;
+    } cases[] = {{MOE_FORWARD, "dispatch", 8, true},
+                 {MOE_FORWARD, "dispatch", -8, false},
+                 {MOE_SYNC, "sum_router", 8, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct moe_scenario *sc = fixture_scenario(4, 2, "6", "");
+        struct moe_schedule *s = fixture_schedule(sc);
+        int buffer = fixture_op(&s->roles[0], cases[i].pass, cases[i].op)->writes[0].buffer;
+        int more = fixture_expr(s, (struct moe_expr){MOE_EXPR_CONST, .value = cases[i].more});
+        s->buffers[buffer].extent =
+            fixture_expr(s, (struct moe_expr){MOE_EXPR_ADD, .a = s->buffers[buffer].extent, .b = more});
+        assert_int_equal(errors_of(s, sc) == 0, cases[i].right);
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
+}
+
+/* Rows for the peers of another group: the counts have no row for ranks 2 and 3. */
+static void test_group_larger_than_counts(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_scenario(4, 2, "6", "");
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_routing *r = fixture_routing(sc);
+    fixture_op(&s->roles[0], MOE_FORWARD, "dispatch")->comm = 0;
+    struct moe_verdicts v;
+    moe_check(s, r, &v);
+    assert_int_equal(v.n, 1);
+    assert_int_equal(v.item[0].check_class, 2);
+    assert_non_null(strstr(v.item[0].text, "say nothing of a peer"));
+    moe_verdicts_free(&v);
+    moe_routing_free(r);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
+/* Members of an all-reduce are compared with the first one: what rank 2 sends or expects is seen there. */
+static void test_other_size_of_sum(void **state)
+{
+    (void)state;
+    for (int sends = 0; sends < 2; sends++) {
+        struct moe_scenario *sc = fixture_scenario(4, 2, "6", "");
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_routing *r = fixture_routing(sc);
+        struct moe_op *op = rank_2(s, MOE_SYNC, "sum_router");
+        *(sends ? &op->send : &op->recv) = fixture_expr(s, (struct moe_expr){MOE_EXPR_CONST, .value = 7});
+        struct moe_verdicts v;
+        moe_check(s, r, &v);
+        assert_int_equal(v.n, 1);
+        assert_int_equal(v.item[0].check_class, 1);
+        assert_int_equal(v.item[0].n_ranks, 1);
+        assert_int_equal(v.item[0].ranks[0], 2);
+        moe_verdicts_free(&v);
+        moe_routing_free(r);
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
+}
+
+/* Ranks that share a sum are judged once: 0.5 s of a processor, where each rank for itself took 11. */
+static void test_cost(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = NULL;
+    const char *text =
+        "model: {layers: 16, hidden: 8, ffn: 6, experts: 128, top_k: 2, heads: 2, sequence: 4}\n"
+        "layout: {ranks: 128, expert_parallel: 128}\ntokens_per_rank: 8\n";
+    assert_int_equal(moe_scenario_parse("cost.yaml", text, &sc), MOE_OK);
+    struct moe_schedule *s = fixture_schedule(sc);
+    clock_t start = clock();
+    assert_int_equal(errors_of(s, sc), 0);
+    assert_true((double)(clock() - start) / CLOCKS_PER_SEC < 5);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
+/* The routing of another model or of another layout is a bug of the caller. */
+static void test_routing_must_fit(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_scenario(4, 2, "6", ""),
+                        *other[] = {fixture_scenario(2, 2, "6", ""), fixture_scenario(4, 2, "5", "")};
+    struct moe_schedule *s = fixture_schedule(sc);
+    for (int i = 0; i < 2; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            assert_non_null(freopen("/dev/null", "w", stderr));
+            errors_of(s, other[i]);
+            _exit(0);
+        }
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status));
+        moe_scenario_free(other[i]);
+    }
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
+static void expect_malformed(const struct moe_schedule *s, void *field, int value, const char *what)
+{
+    int kept;
+    memcpy(&kept, field, sizeof kept);
+    memcpy(field, &value, sizeof value);
+    if (moe_schedule_check(s) == MOE_OK) fail_msg("%d is taken for a value of %s", value, what);
+    memcpy(field, &kept, sizeof kept);
+    assert_int_equal(moe_schedule_check(s), MOE_OK);
+}
+#define MALFORMED(field, value) expect_malformed(s, &(field), value, #field)
+
+/* Readers use every one of these as an index, or as something of that kind. */
+static void test_malformed_schedules(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_scenario(4, 2, "6", "capacity: {rule: megatron}");
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_role *role = &s->roles[0];
+    struct moe_op *sum = fixture_op(role, MOE_SYNC, "sum_router"),
+                  *limit = fixture_op(role, MOE_FORWARD, "limit"),
+                  *norm = fixture_op(role, MOE_CLIPPING, "norm_router");
+    MALFORMED(norm->kind, MOE_OP_KIND_COUNT);
+    MALFORMED(norm->kernel, MOE_K_COUNT);
+    MALFORMED(norm->type, MOE_TYPE_COUNT);
+    MALFORMED(norm->flops, s->n_exprs);
+    MALFORMED(norm->divisor, -1);
+    MALFORMED(norm->n_reads, 0);
+    MALFORMED(limit->n_reads, 2);
+    MALFORMED(limit->n_dims, 5);
+    MALFORMED(sum->collective, MOE_COLLECTIVE_COUNT);
+    MALFORMED(sum->type, MOE_I64);
+    MALFORMED(sum->writes[0].buffer, limit->writes[2].buffer); /* int64 */
+    sum->writes[0].accumulate = true;
+    assert_true(moe_schedule_check(s) < 0);
+    sum->writes[0].accumulate = false;
+    struct moe_buffer *buffer = &s->buffers[sum->writes[0].buffer];
+    MALFORMED(buffer->role, MOE_BUF_ROLE_COUNT);
+    MALFORMED(buffer->type, -1);
+    MALFORMED(buffer->slots, 0);
+    MALFORMED(buffer->extent, s->n_exprs);
+    MALFORMED(buffer->grad, s->n_buffers);
+    struct moe_symbol *symbol = NULL;
+    for (int i = 0; i < s->n_symbols && !symbol; i++)
+        if (s->symbols[i].buffer >= 0) symbol = &s->symbols[i];
+    MALFORMED(symbol->buffer, s->n_buffers);
+    MALFORMED(symbol->buffer, sum->writes[0].buffer); /* not int64 */
+    MALFORMED(symbol->slice, s->n_comms);
+    MALFORMED(symbol->expr, -1);
+    int itself = fixture_expr(s, (struct moe_expr){MOE_EXPR_SYM, .a = (int)(symbol - s->symbols)});
+    MALFORMED(symbol->expr, itself);
+    symbol->scope = MOE_SCOPE_PEER;
+    int kept = symbol->buffer;
+    symbol->buffer = -1;
+    symbol->comm = 0;
+    MALFORMED(symbol->comm, -1);
+    symbol->buffer = kept;
+    MALFORMED(s->params[0].buffer, sum->writes[0].buffer);
+    MALFORMED(s->params[0].grad, s->params[0].buffer);
+    MALFORMED(s->params[0].replicas, s->n_comms);
+    MALFORMED(s->params[0].shard, -2);
+    MALFORMED(s->params[0].divisor, s->n_exprs);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +554,13 @@ int main(void)
         cmocka_unit_test(test_padded_capacity_needs_equal_tokens),
         cmocka_unit_test(test_norms),
         cmocka_unit_test(test_every_deletion_is_noticed),
+        cmocka_unit_test(test_silent_faults),
+        cmocka_unit_test(test_room_in_buffers),
+        cmocka_unit_test(test_other_size_of_sum),
+        cmocka_unit_test(test_group_larger_than_counts),
+        cmocka_unit_test(test_cost),
+        cmocka_unit_test(test_routing_must_fit),
+        cmocka_unit_test(test_malformed_schedules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

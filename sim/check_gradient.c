@@ -1,0 +1,222 @@
+/* check_gradient.c - see check_internal.h. */
+#include "sim/check_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+bool moe_check_is_summed(const struct moe_checker *c, struct moe_ref ref)
+{
+    enum moe_buffer_role role = c->s->buffers[ref.buffer].role;
+    return role == MOE_BUF_GRAD || role == MOE_BUF_NORM;
+}
+
+static bool is_right(struct moe_gradient_fault f)
+{
+    return !f.missing && !f.extra && f.factor == 1;
+}
+
+static struct moe_gradient_fault judge(struct moe_checker *c, int rank, int layer, const struct moe_param *p,
+                                       int slot)
+{
+    double divisor = (double)moe_eval(c->s, c->device, p->divisor, rank, layer, 0);
+    return moe_gradient_judge(c->gradients, p, slot, rank, divisor);
+}
+
+static void report(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
+                   struct moe_gradient_fault f)
+{
+    bool norm = p->buffer < 0;
+    struct moe_label at = moe_check_label(h);
+    char what[2 * MOE_NAME];
+    snprintf(what, sizeof what, "%s%s", norm ? "" : "the gradient of ", p->name);
+    if (f.missing)
+        moe_check_verdict(c, norm ? 5 : 4, rank, at.text, "%s lacks %d contributions, one of rank %d", what,
+                          f.missing, f.missing_rank);
+    if (f.extra)
+        moe_check_verdict(c, norm ? 5 : 4, rank, at.text,
+                          "%s holds %d contributions that are not its own, one of rank %d", what, f.extra,
+                          f.extra_rank);
+    if (f.factor != 1 && f.divided_in)
+        moe_check_verdict(c, norm ? 5 : 3, rank, at.text,
+                          "%s is %.6g times what it should be: %s divided by %.6g", what, f.factor,
+                          f.divided_in->name, f.divisor);
+    else if (f.factor != 1)
+        moe_check_verdict(c, norm ? 5 : 3, rank, at.text, "%s is %.6g times what it should be", what,
+                          f.factor);
+    int clips = f.clips - p->clips;
+    if (clips != 0)
+        moe_check_verdict(c, 5, rank, at.text, "%s was clipped %d times too %s", what, abs(clips),
+                          clips > 0 ? "often" : "rarely");
+}
+
+static unsigned char *times(struct moe_checker *c, int rank, int buffer, int slot)
+{
+    return &c->times[(size_t)rank * c->n_slots + (size_t)(c->first_slot[buffer] + slot)];
+}
+
+static void count(unsigned char *n)
+{
+    if (*n < 255) ++*n;
+}
+
+/* How often an operation reads a slot. */
+static int n_reads(const struct moe_checker *c, const struct moe_here *h, int buffer, int slot)
+{
+    int n = 0;
+    for (int r = 0; r < h->op->n_reads; r++)
+        n += h->op->reads[r].buffer == buffer && moe_slot(c->s, h->op->reads[r], h->layer) == slot;
+    return n;
+}
+
+/* A parameter is updated from itself and from its own gradient, which is judged here. */
+static void update(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
+                   int slot)
+{
+    count(times(c, rank, p->buffer, slot));
+    if (n_reads(c, h, p->grad, slot) != 1 || n_reads(c, h, p->buffer, slot) != 1)
+        moe_check_verdict(c, 4, rank, moe_check_label(h).text, "does not read %s and its gradient", p->name);
+    struct moe_gradient_fault f = judge(c, rank, h->layer, p, slot);
+    report(c, rank, h, p, f);
+    if (!is_right(f)) *times(c, rank, p->grad, slot) = 1; /* the norm took what is reported here */
+}
+
+/* A norm takes a gradient that is right and not clipped yet; others do not count. */
+static void measure(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p)
+{
+    struct moe_ref from = h->op->reads[0];
+    if (from.buffer != p->grad || c->s->buffers[h->op->writes[0].buffer].role != MOE_BUF_NORM) return;
+    int slot = moe_slot(c->s, from, h->layer);
+    struct moe_gradient_fault f = judge(c, rank, h->layer, p, slot);
+    if (is_right(f) && f.clips == 0) count(times(c, rank, p->grad, slot));
+}
+
+/* Clipping reads every norm once, each judged here. */
+static void clip(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p)
+{
+    int n = n_reads(c, h, p->grad, 0);
+    if (n != 1)
+        moe_check_verdict(c, 5, rank, moe_check_label(h).text, "reads %s %d times, expected once", p->name,
+                          n);
+    report(c, rank, h, p, judge(c, rank, h->layer, p, 0));
+}
+
+static struct moe_cell cell_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
+{
+    return (struct moe_cell){ref.buffer, moe_slot(c->s, ref, layer), rank};
+}
+
+static void track_write(struct moe_checker *c, int rank, const struct moe_here *h, struct moe_ref ref)
+{
+    const struct moe_op *op = h->op;
+    struct moe_cell from = cell_of(c, rank, op->n_reads ? op->reads[0] : ref, h->layer),
+                    to = cell_of(c, rank, ref, h->layer);
+    switch (op->kernel) {
+    case MOE_K_SCALE:
+        moe_gradient_divide(c->gradients, from, to,
+                            (double)moe_eval(c->s, c->device, op->divisor, rank, h->layer, 0), op);
+        return;
+    case MOE_K_CLIP: moe_gradient_clip(c->gradients, from, to); return;
+    case MOE_K_ZERO: moe_gradient_zero(c->gradients, to); return;
+    default: moe_gradient_contribute(c->gradients, to, h->block_id, op, ref.accumulate);
+    }
+}
+
+void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    const struct moe_op *op = h->op;
+    for (int i = 0; i < c->s->n_params; i++) {
+        const struct moe_param *p = &c->s->params[i];
+        for (int w = 0; w < op->n_writes && p->buffer >= 0; w++)
+            if (op->writes[w].buffer == p->buffer)
+                update(c, rank, h, p, moe_slot(c->s, op->writes[w], h->layer));
+        if (op->kernel == MOE_K_SQNORM && p->buffer >= 0) measure(c, rank, h, p);
+        if (op->kernel == MOE_K_CLIP && p->buffer < 0) clip(c, rank, h, p);
+    }
+    for (int i = 0; i < op->n_writes; i++)
+        if (moe_check_is_summed(c, op->writes[i])) track_write(c, rank, h, op->writes[i]);
+}
+
+/* Each member sums into its own; what another collective leaves in a gradient is no sum. */
+void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *ranks, int n)
+{
+    bool summed = false;
+    for (int i = 0; i < n; i++) summed |= moe_check_is_summed(c, h[i].op->writes[0]);
+    if (!summed) return;
+    struct moe_cell *from = moe_alloc((size_t)n, sizeof *from), *to = moe_alloc((size_t)n, sizeof *to);
+    for (int i = 0; i < n; i++) {
+        from[i] = cell_of(c, ranks[i], h[i].op->reads[0], h[i].layer);
+        to[i] = cell_of(c, ranks[i], h[i].op->writes[0], h[i].layer);
+        if (h[i].op->collective != MOE_ALLREDUCE) moe_gradient_zero(c->gradients, to[i]);
+    }
+    if (h[0].op->collective == MOE_ALLREDUCE) moe_gradient_sum(c->gradients, from, to, n);
+    free(from);
+    free(to);
+}
+
+static uint32_t served(const struct moe_role *role, int block, int id)
+{
+    uint32_t mask = 0;
+    for (int b = 0; b < role->n_blocks; b++)
+        for (int o = 0; o < role->blocks[b].n_ops; o++)
+            if (role->blocks[b].ops[o].of_block == block && role->blocks[b].ops[o].of_id == id)
+                mask |= role->blocks[b].ops[o].serves;
+    return mask;
+}
+
+/* Every differentiable read of a forward operation has its backward, and every backward its forward. */
+static void check_coverage(struct moe_checker *c, int rank)
+{
+    const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
+    for (int n = 0; n < role->n_instances; n++) {
+        int b = role->itinerary[n].block;
+        for (int o = 0; o < role->blocks[b].n_ops; o++) {
+            const struct moe_op *op = &role->blocks[b].ops[o];
+            char label[2 * MOE_NAME];
+            moe_op_label(&role->blocks[b], op, role->itinerary[n].layer, label);
+            uint32_t lacks = op->needs_grad & ~served(role, b, op->id);
+            for (int i = 0; i < op->n_reads; i++)
+                if (lacks >> i & 1)
+                    moe_check_verdict(c, 4, rank, label, "has no backward operation for %s",
+                                      c->s->buffers[op->reads[i].buffer].name);
+            bool orphan = op->serves != 0;
+            for (int f = 0; orphan && f < role->blocks[op->of_block].n_ops; f++)
+                orphan = role->blocks[op->of_block].ops[f].id != op->of_id;
+            if (orphan)
+                moe_check_verdict(c, 4, rank, label, "is the backward of an operation that is not there");
+        }
+    }
+}
+
+/* The first slot that was not counted once is named. */
+static void check_once(struct moe_checker *c, int rank, int check_class, const struct moe_param *p,
+                       int buffer, const char *what)
+{
+    for (int slot = 0; slot < c->s->buffers[buffer].slots; slot++) {
+        int n = *times(c, rank, buffer, slot);
+        if (n == 1) continue;
+        moe_check_verdict(c, check_class, rank, p->name, "%s %d times in a step (slot %d), expected once",
+                          what, n, slot);
+        return;
+    }
+}
+
+/* Every parameter was updated and is in the norm it is clipped by; every output was written. */
+static void check_results(struct moe_checker *c, int rank)
+{
+    for (int i = 0; i < c->s->n_params; i++) {
+        const struct moe_param *p = &c->s->params[i];
+        if (p->buffer < 0) continue;
+        check_once(c, rank, 4, p, p->buffer, "is updated");
+        if (p->clips) check_once(c, rank, 5, p, p->grad, "its right gradient is in the norm");
+    }
+    for (int i = 0; i < c->s->n_buffers; i++)
+        for (int slot = 0; slot < c->s->buffers[i].slots && c->s->buffers[i].role == MOE_BUF_OUTPUT; slot++)
+            if (!c->written[moe_check_slot(c, rank, (struct moe_ref){.buffer = i}, slot)])
+                moe_check_verdict(c, 6, rank, c->s->buffers[i].name, "is never written");
+}
+
+void moe_check_complete(struct moe_checker *c, int rank)
+{
+    check_coverage(c, rank);
+    check_results(c, rank);
+}
