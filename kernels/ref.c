@@ -520,7 +520,13 @@ void MOE_REAL(moe_ref_sgd)(int64_t n, double factor, const moe_real *param, cons
 
 void MOE_REAL(moe_ref_sqnorm)(int64_t n, const moe_real *g, double *norm, bool add)
 {
-    *norm = (add ? *norm : 0) + dot(n, g, g);
+    double sum[8] = {0}; /* as in dot, but the square of a float may be none */
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int64_t j = 0; j < 8; j++) sum[j] += (double)g[i + j] * g[i + j];
+    for (; i < n; i++) sum[0] += (double)g[i] * g[i];
+    for (int j = 1; j < 8; j++) sum[0] += sum[j];
+    *norm = (add ? *norm : 0) + sum[0];
 }
 
 void MOE_REAL(moe_ref_clip)(int64_t n, double limit, const moe_real *g, const double *norm,

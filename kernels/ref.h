@@ -8,8 +8,10 @@
  * Everywhere: matrices are row major; an output is replaced completely (zeros included) unless `add` is true,
  * then the result is added to it; outputs do not overlap inputs unless said; an array without elements may be
  * any pointer; an index outside its range aborts, it is never used. A slot of -1 is a dropped row: nothing is
- * moved, its weight counts as 0, its expert is not looked at. Internal sums of a softmax, a dot product
- * and the loss are kept in double for both types. Costs count reals unless they say otherwise. */
+ * moved, its weight counts as 0, its expert is not looked at. The sums of a softmax, a loss, a squared norm
+ * and moe_ref_gemm are kept in double for both types; those of other dot products (attention, rmsnorm,
+ * gradients of probabilities) and of rows in the type of the data.
+ * Costs count reals unless they say otherwise. */
 #ifndef MOE_REF_H
 #define MOE_REF_H
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MAGIC 0x736b6365686d6f65u /* also tells the byte order */
 enum { VERSION = 1 };
@@ -79,10 +80,24 @@ static int add_tensor(struct pieces *pieces, struct moe_execution *x, int buffer
     return MOE_OK;
 }
 
+/* What shapes the model without shaping a tensor: the heads and the sequences of its attention. */
+static void add_attention(struct pieces *pieces, const struct moe_schedule *s, int rank)
+{
+    const struct moe_role *role = &s->roles[s->role_of[rank]];
+    for (int b = 0; b < role->n_blocks; b++)
+        for (int o = 0; o < role->blocks[b].n_ops; o++) {
+            const struct moe_op *op = &role->blocks[b].ops[o];
+            for (int i = 2; op->kind == MOE_KERNEL && op->kernel == MOE_K_ATTENTION && i < op->n_dims; i++)
+                pieces->model = moe_hash64(
+                    pieces->model ^ (uint64_t)moe_eval(s, (struct moe_env){0}, op->dims[i], rank, 0, 0));
+        }
+}
+
 static int list_pieces(struct pieces *out, struct moe_execution *x)
 {
     const struct moe_schedule *s = moe_execute_schedule(x);
     *out = (struct pieces){.model = (uint64_t)s->n_experts};
+    add_attention(out, s, moe_execute_rank(x));
     for (int b = 0; b < s->n_buffers; b++) {
         const enum moe_buffer_role role = s->buffers[b].role;
         for (int i = 0; i < s->buffers[b].slots; i++)
@@ -93,7 +108,7 @@ static int list_pieces(struct pieces *out, struct moe_execution *x)
 
 static int set_path(char path[PATH_MAX], const char *prefix, int rank, const char *suffix)
 {
-    if (snprintf(path, PATH_MAX, "%s.rank%d%s", prefix, rank, suffix) < PATH_MAX) return MOE_OK;
+    if (snprintf(path, PATH_MAX, "%s.ckpt%d%s", prefix, rank, suffix) < PATH_MAX) return MOE_OK;
     return moe_fail(MOE_EUSAGE, "the path of the checkpoint is too long");
 }
 
@@ -112,6 +127,7 @@ static int write_pieces(const char *path, const struct pieces *pieces, struct he
         good = fwrite(&p->key, sizeof p->key, 1, file) == 1 &&
                fwrite(p->content, 1, (size_t)p->key.bytes, file) == (size_t)p->key.bytes;
     }
+    good = good && fflush(file) == 0 && fsync(fileno(file)) == 0; /* before it gets its name */
     int error = good ? 0 : errno;
     if (fclose(file) != 0 && !error) error = errno;
     return error ? moe_fail(MOE_EFAILED, "%s: %s", path, strerror(error)) : MOE_OK;
@@ -143,7 +159,8 @@ static int check_header(const char *path, const struct header *h, const struct h
         return moe_fail(MOE_EINPUT, "%s: checkpoint version %" PRIu32 ", this program reads %d", path,
                         h->version, VERSION);
     if (h->model != first->model)
-        return moe_fail(MOE_EINPUT, "%s: of another model: tensors, sizes, dtype or optimizer differ", path);
+        return moe_fail(MOE_EINPUT,
+                        "%s: of another model: tensors, heads, sequence, dtype or optimizer differ", path);
     if (h->n_ranks != first->n_ranks || h->steps != first->steps)
         return moe_fail(MOE_EINPUT, "%s: %d ranks after %lld steps, rank 0 saved %d ranks after %lld", path,
                         h->n_ranks, (long long)h->steps, first->n_ranks, (long long)first->steps);

@@ -20,9 +20,9 @@ int moe_data_load(const char *path, int64_t window, struct moe_data *out)
     } while (got && out->n < INT32_MAX / 4);
     int err = ferror(file) ? moe_fail(MOE_EINPUT, "%s: %s", path, strerror(errno)) : MOE_OK;
     if (!err && !feof(file)) err = moe_fail(MOE_EINPUT, "%s: larger than 512 MiB", path);
-    if (!err && out->n < window + 2)
+    if (!err && out->n < window + 1)
         err = moe_fail(MOE_EINPUT, "%s: %lld bytes, expected at least %lld", path, (long long)out->n,
-                       (long long)window + 2);
+                       (long long)window + 1);
     fclose(file);
     return err;
 }
@@ -37,7 +37,7 @@ void moe_data_batch(const struct moe_data *d, uint64_t seed, int64_t step, int64
 {
     for (int64_t i = 0; i < n; i++) {
         int64_t which = (first + i) / d->window, offset = (first + i) % d->window;
-        double start = moe_uniform(seed, (uint64_t)step, (uint64_t)which) * (double)(d->n - d->window - 1);
+        double start = moe_uniform(seed, (uint64_t)step, (uint64_t)which) * (double)(d->n - d->window);
         const unsigned char *at = d->bytes + (int64_t)start + offset;
         token[i] = at[0];
         target[i] = at[1];

@@ -11,7 +11,7 @@ struct moe_data {
 };
 
 /* window: the length of the model's sequences. Errors: MOE_EINPUT when the file cannot be read or is shorter
- * than window + 2 bytes. moe_data_free in any case. */
+ * than window + 1 bytes. moe_data_free in any case. */
 int moe_data_load(const char *path, int64_t window, struct moe_data *out);
 void moe_data_free(struct moe_data *d);
 

@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 enum { EXIT_INTERRUPTED = 130 };
 
@@ -23,7 +22,7 @@ static const char usage[] =
     "  -o, --output PATH  trace store of rank N is PATH.rankN\n"
     "  --steps N          training steps (20)\n"
     "  --seed S           initial parameters and batches (1)\n"
-    "  --load PREFIX      go on from this checkpoint (PREFIX.rankN), of any expert-parallel size\n"
+    "  --load PREFIX      go on from this checkpoint (PREFIX.ckptN), of any expert-parallel size\n"
     "  --save PREFIX      write a checkpoint after the last step\n"
     "  --timeout SECONDS  how long a collective may take (60)\n"
     "  --help             this text\n";
@@ -85,7 +84,10 @@ static int read_options(int argc, char **argv, struct options *o)
         case 'w': o->save = optarg; break;
         case 'h': o->help = true; return MOE_OK;
         case ':': return moe_fail(MOE_EUSAGE, "%s: expected a value (--help shows all)", argv[optind - 1]);
-        default: return moe_fail(MOE_EUSAGE, "unknown option %s (--help shows all)", argv[optind - 1]);
+        default:
+            if (optopt && optopt != 'h') /* --help=x */
+                return moe_fail(MOE_EUSAGE, "unknown option -%c (--help shows all)", optopt);
+            return moe_fail(MOE_EUSAGE, "unknown option %s (--help shows all)", argv[optind - 1]);
         }
     }
     if (optind < argc) return moe_fail(MOE_EUSAGE, "unexpected '%s' (--help shows all)", argv[optind]);
@@ -109,9 +111,11 @@ static int agree_to_stop(struct moe_communicator *world, double timeout_s, bool 
 static int train(struct capture *c, const struct options *o, bool *stopped)
 {
     const int rank = c->world->rank;
-    const int64_t tokens = c->s->tokens[rank], begin = moe_execute_steps(c->x), end = begin + o->steps;
+    const int64_t tokens = c->s->tokens[rank], window = c->data.window, begin = moe_execute_steps(c->x),
+                  end = begin + o->steps;
     int64_t first = 0;
-    for (int r = 0; r < rank; r++) first += c->s->tokens[r];
+    /* A rank begins with a window of its own: a sequence never spans two texts. */
+    for (int r = 0; r < rank; r++) first += (c->s->tokens[r] + window - 1) / window * window;
     int32_t *token = moe_alloc((size_t)tokens, sizeof *token),
             *target = moe_alloc((size_t)tokens, sizeof *target);
     int err = MOE_OK;
@@ -127,12 +131,8 @@ static int train(struct capture *c, const struct options *o, bool *stopped)
             goto done;
         }
         MOE_TRY_GOTO(moe_recorder_step(c->recorder, c->x, step, loss, wall_ns));
-        if (rank == 0 && isatty(2))
-            fprintf(stderr, "\rstep %lld of %lld, loss %.4f ", (long long)step + 1, (long long)end,
-                    loss / (double)(tokens ? tokens : 1));
         MOE_TRY_GOTO(agree_to_stop(c->world, (double)o->timeout_s, stopped));
     }
-    if (rank == 0 && isatty(2)) fputc('\n', stderr);
 done:
     free(token);
     free(target);

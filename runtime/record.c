@@ -4,6 +4,7 @@
 #include "traces/store.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -42,13 +43,12 @@ static int put_run(struct moe_store *store, const struct moe_run *run, int rank)
 
 int moe_recorder_open(const char *path, const struct moe_run *run, int rank, struct moe_recorder **out)
 {
-    char name[4096];
-    if (snprintf(name, sizeof name, "%s.rank%d", path, rank) >= (int)sizeof name)
-        return moe_fail(MOE_EUSAGE, "the path of the output is too long");
+    char *part = moe_store_part(path, rank);
     struct moe_recorder *r = moe_alloc(1, sizeof *r);
     r->s = run->s;
     r->rank = rank;
-    int err = moe_store_open(name, MOE_STORE_CREATE, &r->store);
+    int err = moe_store_open(part, MOE_STORE_CREATE, &r->store);
+    free(part);
     if (err >= 0) err = put_run(r->store, run, rank);
     if (err < 0)
         moe_recorder_close(r);
@@ -99,14 +99,14 @@ static int add_routing(struct moe_recorder *r, const struct moe_execution *x, in
     return moe_store_add_routing(r->store, step, layer, r->rank, n / r->s->top_k, r->s->top_k, ids);
 }
 
-/* ... and of its rows a LIMIT kernel keeps its third. */
+/* ... and a LIMIT kernel marks the choices that it dropped in its second. */
 static int add_dropped(struct moe_recorder *r, const struct moe_execution *x, int64_t step,
                        const struct moe_op *op, int layer)
 {
-    int64_t n, dropped = r->s->tokens[r->rank] * r->s->top_k;
-    const int64_t *kept = written(r, x, op, 2, layer, &n);
-    if (!kept) return MOE_EFAILED;
-    for (int64_t e = 0; e < n; e++) dropped -= kept[e];
+    int64_t n, dropped = 0;
+    const int32_t *kept_expert = written(r, x, op, 1, layer, &n);
+    if (!kept_expert) return MOE_EFAILED;
+    for (int64_t i = 0; i < n; i++) dropped += kept_expert[i] < 0;
     return moe_store_add_dropped(r->store, step, layer, r->rank, dropped);
 }
 
@@ -135,6 +135,7 @@ int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int
         MOE_TRY(moe_store_add_op(r->store, &r->ops[i]));
     }
     r->n_ops = 0;
-    MOE_TRY(moe_store_add_step(r->store, step, r->rank, loss / (double)(tokens ? tokens : 1), wall_ns));
+    MOE_TRY(
+        moe_store_add_step(r->store, step, r->rank, tokens ? loss / (double)tokens : (double)NAN, wall_ns));
     return moe_store_commit(r->store);
 }

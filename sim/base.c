@@ -1,6 +1,7 @@
 /* base.c - see base.h. */
 #include "sim/base.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,6 +17,8 @@ int moe_fail(enum moe_err err, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    for (char *p = text; *p; p++) /* names of files and keys may hold any */
+        if (iscntrl((unsigned char)*p)) *p = '?';
     memcpy(last_error, text, sizeof last_error);
     return err;
 }
@@ -109,13 +112,21 @@ static const struct suffix {
     {"MiB", MOE_UNIT_BYTES, 0x1p20},  {"KiB", MOE_UNIT_BYTES, 0x1p10},
 };
 
+double moe_decimal(const char *text, char **end)
+{
+    const char *digits = text + strspn(text, " \t\n\v\f\r+-");
+    double value = strtod(text, end);
+    if (digits[0] == '0' && tolower((unsigned char)digits[1]) == 'x') *end = (char *)text;
+    return value;
+}
+
 int moe_parse_quantity(const char *text, enum moe_unit unit, double *out)
 {
 #define X(name, example, meaning) example,
     static const char *const example[] = {MOE_UNITS(X)};
 #undef X
     char *end;
-    double number = strtod(text, &end);
+    double number = moe_decimal(text, &end);
     if (end == text || !isfinite(number))
         return moe_fail(MOE_EINPUT, "'%s' is not a quantity (write 50 %s)", text, example[unit]);
     if (number < 0) return moe_fail(MOE_EINPUT, "'%s' is negative", text);
@@ -134,7 +145,7 @@ moe_ps moe_time(double amount, double rate)
 {
     moe_assert(rate > 0);
     double ps = amount / rate * 1e12;
-    return ps < 9.2e18 ? llround(ps) : INT64_MAX / 2;
+    return ps < 0x1p62 ? llround(ps) : INT64_MAX / 2;
 }
 
 static int edit_distance(const char *a, const char *b)
@@ -159,7 +170,7 @@ static int edit_distance(const char *a, const char *b)
 const char *moe_nearest(const char *word, const char *const *names, int n)
 {
     const char *nearest = NULL;
-    int best = (int)(strnlen(word, MOE_NAME) + 1) / 2 + 1;
+    int best = (int)(strnlen(word, MOE_NAME) + 1) / 2;
     for (int i = 0; i < n; i++) {
         int d = edit_distance(word, names[i]);
         if (d < best) {

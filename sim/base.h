@@ -32,7 +32,8 @@ enum { MOE_NAME = 48 }; /* bytes of every name field, the closing zero included 
 typedef int64_t moe_ps; /* time: integer picoseconds; 9.2e18 ps = 106 days */
 
 /* Records one line "file:line: what, expected what" for moe_error() and returns err, so that callers write
- * `return moe_fail(MOE_EINPUT, ...)`. The text is kept per thread; the last one wins. */
+ * `return moe_fail(MOE_EINPUT, ...)`. The text is kept per thread; the last one wins.
+ * Control bytes become '?'. */
 int moe_fail(enum moe_err err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *moe_error(void);
 int moe_exit_code(int err); /* the documented exit code of an enum moe_err */
@@ -79,13 +80,16 @@ double moe_uniform(uint64_t seed, uint64_t stream, uint64_t index); /* in [0, 1)
 enum moe_unit { MOE_UNITS(X) MOE_UNIT_COUNT };
 #undef X
 
+/* strtod without hexadecimal numbers, which nobody means: then *end is text. */
+double moe_decimal(const char *text, char **end);
+
 /* Reads "450 GB/s" as 4.5e11. A bare number, an unknown suffix, a negative or non-finite value is MOE_EINPUT
  * and the message says what was expected ("no unit in '50' (write 50 GB/s)"), without the place: the caller
  * that knows file and line prefixes them. Result: *out in the unit's base. */
 int moe_parse_quantity(const char *text, enum moe_unit unit, double *out);
 
-/* Time of `amount` (bytes, operations) at `rate` per second, rounded to the nearest ps; rate > 0.
- * The one place where a rate becomes a time. */
+/* Time of `amount` (bytes, operations) at `rate` per second, rounded to the nearest ps, INT64_MAX / 2 at
+ * most; rate > 0. Never less for a larger amount. The one place where a rate becomes a time. */
 moe_ps moe_time(double amount, double rate);
 
 /* The name in names[n] with the smallest edit distance to word, or NULL when none is closer than half the

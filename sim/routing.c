@@ -143,6 +143,13 @@ static int load_one(struct moe_store *store, int64_t step, int layer, int rank, 
     return err;
 }
 
+static int found(void *ctx, int64_t step, int layer, int rank)
+{
+    (void)step, (void)layer, (void)rank;
+    *(bool *)ctx = true;
+    return MOE_OK;
+}
+
 int moe_routing_load(struct moe_store *store, int64_t step, struct moe_routing **out)
 {
     struct moe_store_info info;
@@ -150,7 +157,10 @@ int moe_routing_load(struct moe_store *store, int64_t step, struct moe_routing *
     MOE_TRY(moe_store_info(store, &info));
     if (info.steps_complete == 0) return moe_fail(MOE_EINPUT, "the trace has no complete step");
     if (step < 0) step = info.last_step;
-    if (step < info.first_step || step > info.last_step)
+    /* A step between the first complete one and the last may be incomplete. */
+    bool complete = step == info.last_step;
+    if (!complete) MOE_TRY(moe_store_each_routing(store, step, step, found, &complete));
+    if (!complete)
         return moe_fail(MOE_EINPUT, "the trace has no complete step %lld, expected %lld to %lld",
                         (long long)step, (long long)info.first_step, (long long)info.last_step);
     /* Every (layer, rank) of the step has a row: this bounds what is allocated by what is there. */

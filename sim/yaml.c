@@ -197,18 +197,11 @@ static int read_int(const char *text, const struct moe_key *key, int64_t *at)
     return MOE_OK;
 }
 
-/* strtod reads hexadecimal numbers; nobody means them here. */
-static bool is_hexadecimal(const char *text)
-{
-    text += strspn(text, " +-");
-    return text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
-}
-
 static int read_real(const char *text, const struct moe_key *key, double *at)
 {
     char *end;
-    double value = strtod(text, &end);
-    if (end == text || *end || is_hexadecimal(text) || !(value >= key->min && value <= key->max))
+    double value = moe_decimal(text, &end);
+    if (end == text || *end || !(value >= key->min && value <= key->max))
         return moe_fail(MOE_EINPUT, "expected a number from %g to %g, not '%s'", key->min, key->max, text);
     *at = value;
     return MOE_OK;
@@ -217,7 +210,6 @@ static int read_real(const char *text, const struct moe_key *key, double *at)
 static int read_quantity(const char *text, const struct moe_key *key, double *at)
 {
     double value;
-    if (is_hexadecimal(text)) return moe_fail(MOE_EINPUT, "expected a decimal number, not '%s'", text);
     MOE_TRY(moe_parse_quantity(text, key->unit, &value));
     if (value == 0 && key->min >= 0) return moe_fail(MOE_EINPUT, "expected more than 0, not '%s'", text);
     *at = value;

@@ -54,8 +54,9 @@ static const char schema[] =
         X(EACH_OP,      "SELECT step, rank, layer, block, op, entry_ns, start_ns, end_ns, bytes, label," \
                         " kind FROM op WHERE step BETWEEN ? AND ? ORDER BY step, rank, rowid") \
         X(ADD_STEP,     "INSERT INTO step VALUES(?, ?, ?, ?)") \
-        X(COMPLETE,     "SELECT step, MAX(wall_ns), AVG(loss), COUNT(loss) FROM step GROUP BY step" \
-                        " HAVING COUNT(*) = ? ORDER BY step") \
+        X(COMPLETE,     "SELECT step, MAX(wall_ns), CASE WHEN SUM(loss IS NULL AND tokens > 0) = 0 THEN" \
+                        " SUM(loss * tokens) / SUM(tokens) END FROM step LEFT JOIN rank USING(rank)" \
+                        " GROUP BY step HAVING COUNT(*) = ? ORDER BY step") \
         X(COUNTS,       "SELECT (SELECT COUNT(*) FROM rank), (SELECT COUNT(*) FROM routing)," \
                         " (SELECT COUNT(*) FROM op), (SELECT COUNT(*) FROM result)," \
                         " (SELECT SUM(n_rows) FROM dropped)") \
@@ -396,8 +397,8 @@ static int complete_steps(struct moe_store *s, struct moe_store_info *out)
         wall_ns = moe_grow(wall_ns, &cap, n + 1, sizeof *wall_ns);
         wall_ns[n++] = sqlite3_column_int64(q, 1);
         out->last_step = sqlite3_column_int64(q, 0);
-        /* The mean of a loss that is not a number is none either; AVG leaves NULL out. */
-        out->last_loss = sqlite3_column_int(q, 3) == out->n_ranks ? sqlite3_column_double(q, 2) : (double)NAN;
+        /* The mean of a loss that is not a number is none either. */
+        out->last_loss = sqlite3_column_type(q, 2) == SQLITE_NULL ? (double)NAN : sqlite3_column_double(q, 2);
         if (n > 1) continue;
         out->first_step = out->last_step;
         out->first_loss = out->last_loss;

@@ -18,7 +18,8 @@ enum moe_store_mode { MOE_STORE_READ, MOE_STORE_WRITE, MOE_STORE_CREATE, MOE_STO
  * which); MOE_EFAILED for what SQLite reports. */
 int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store **out);
 void moe_store_close(struct moe_store *s);
-bool moe_store_probe(const char *path); /* is this file a moesim store? */
+bool moe_store_probe(const char *path);             /* is this file a moesim store? */
+char *moe_store_part(const char *prefix, int rank); /* "prefix.rankN", the file of a rank; free() */
 /* Gives the closed store `from` the name `to`, which it replaces, on disk. */
 int moe_store_rename(const char *from, const char *to);
 void moe_store_remove(const char *path); /* with its logs */
@@ -65,7 +66,8 @@ struct moe_store_op {
     int64_t bytes;                      /* collective: sent by this rank, self part included */
 };
 int moe_store_add_op(struct moe_store *s, const struct moe_store_op *op);
-/* Loss of a step on a rank: marks the step as done by the rank. loss in nats per token; may be NaN. */
+/* Loss of a step on a rank: marks the step as done by the rank. loss in nats per token; NaN: not a
+ * number, or a rank without tokens. */
 int moe_store_add_step(struct moe_store *s, int64_t step, int rank, double loss, int64_t wall_ns);
 
 /* Calls fn for every operation in order of (step, rank, rowid); stops at the first negative result. */
@@ -81,7 +83,7 @@ struct moe_store_info {
     int64_t n_dropped;            /* rows, in all steps, layers and ranks */
     int64_t steps_asked;          /* "steps" of the run; 0: not a capture */
     bool complete;                /* steps_complete == steps_asked > 0 */
-    double first_loss, last_loss; /* mean over ranks, of the first and last complete step */
+    double first_loss, last_loss; /* nats per token, of all ranks, in the first and last complete step */
     double median_step_us;        /* over complete steps, of the slowest rank */
 };
 int moe_store_info(struct moe_store *s, struct moe_store_info *out);

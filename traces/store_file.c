@@ -117,7 +117,7 @@ int moe_store_check_file(const char *path)
 
 /* ---- merge ---- */
 
-static char *part_path(const char *prefix, int rank)
+char *moe_store_part(const char *prefix, int rank)
 {
     char suffix[24];
     snprintf(suffix, sizeof suffix, ".rank%d", rank);
@@ -191,7 +191,7 @@ int moe_store_merge(const char *prefix, int n_ranks, const char *path)
     MOE_TRY_GOTO(moe_store_open(partial, MOE_STORE_BUILD, &out));
     MOE_TRY_GOTO(moe_store_put(out, "ranks", ranks));
     for (int r = 0; r < n_ranks; r++) {
-        char *part = part_path(prefix, r);
+        char *part = moe_store_part(prefix, r);
         err = check_part(part);
         if (err == MOE_OK) err = merge_part(out, part);
         free(part);
@@ -201,7 +201,7 @@ int moe_store_merge(const char *prefix, int n_ranks, const char *path)
     out = NULL;
     MOE_TRY_GOTO(moe_store_rename(partial, path));
     for (int r = 0; r < n_ranks; r++) {
-        char *part = part_path(prefix, r);
+        char *part = moe_store_part(prefix, r);
         moe_store_remove(part);
         free(part);
     }

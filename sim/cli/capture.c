@@ -34,11 +34,6 @@ static void set_environment(int64_t ranks)
             setenv(environment[i].name, environment[i].value, 0);
 }
 
-static void rank_path(const char *prefix, int64_t rank, const char *suffix, char out[PATH_MAX])
-{
-    snprintf(out, PATH_MAX, "%s.rank%lld%s", prefix, (long long)rank, suffix);
-}
-
 static int check_folder(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -54,25 +49,30 @@ static int check_readable(const char *path)
     return moe_fail(MOE_EINPUT, "%s: cannot be read: %s", path, strerror(errno));
 }
 
-/* PREFIX.rankN of a checkpoint must not be RUN.db.rankN. */
-static int check_prefix(const struct moe_args *args, const char *option, const char *prefix)
+/* The file of a rank belongs to a capture that runs, or holds what one recorded before it was killed. */
+static int check_parts(const char *output, int ranks)
 {
-    if (!prefix || strcmp(prefix, args->output) != 0) return MOE_OK;
-    return moe_fail(MOE_EUSAGE, "--%s %s: the output has this name, expected another", option, prefix);
+    int err = MOE_OK;
+    for (int r = 0; err == MOE_OK && r < ranks; r++) {
+        char *part = moe_store_part(output, r);
+        if (access(part, F_OK) == 0)
+            err = moe_fail(MOE_EINPUT, "%s: exists; merge it with moesim trace merge, or remove it", part);
+        free(part);
+    }
+    return err;
 }
 
 /* Before anything starts: one line instead of one from every rank. */
-static int check_files(const struct moe_args *args)
+static int check_files(const struct moe_args *args, int ranks)
 {
     char checkpoint[PATH_MAX];
-    MOE_TRY(check_prefix(args, "save", args->save));
-    MOE_TRY(check_prefix(args, "load", args->load));
     MOE_TRY(check_folder(args->output));
     MOE_TRY(moe_check_replaceable(args->output));
+    MOE_TRY(check_parts(args->output, ranks));
     MOE_TRY(check_readable(args->data));
     if (args->save) MOE_TRY(check_folder(args->save));
     if (!args->load) return MOE_OK;
-    rank_path(args->load, 0, "", checkpoint);
+    snprintf(checkpoint, sizeof checkpoint, "%s.ckpt0", args->load);
     return check_readable(checkpoint);
 }
 
@@ -100,51 +100,48 @@ static int run_ranks(const struct moe_args *args, int64_t ranks)
     return moe_program_run(argv, "openmpi-bin", NULL);
 }
 
-static void remove_rank_files(const char *output, int64_t ranks)
+static void remove_parts(const char *output, int ranks)
 {
-    static const char *const suffix[] = {"", "-wal", "-shm"}; /* SQLite's, of a killed rank */
-    char path[PATH_MAX];
-    for (int64_t i = 0; i < 3 * ranks; i++) {
-        rank_path(output, i / 3, suffix[i % 3], path);
-        unlink(path);
+    for (int r = 0; r < ranks; r++) {
+        char *part = moe_store_part(output, r);
+        moe_store_remove(part);
+        free(part);
     }
 }
 
 /* Did every rank commit something? */
-static bool all_recorded(const char *output, int64_t ranks)
+static bool all_recorded(const char *output, int ranks)
 {
-    int64_t r = 0;
-    for (bool found = true; found && r < ranks; r += found) {
-        char path[PATH_MAX];
+    bool found = true;
+    for (int r = 0; found && r < ranks; r++) {
         struct moe_store *store;
         struct moe_store_info info;
-        rank_path(output, r, "", path);
-        if (moe_store_open(path, MOE_STORE_WRITE, &store) < 0) return false;
-        found = moe_store_info(store, &info) == MOE_OK && info.n_ops > 0;
+        char *part = moe_store_part(output, r);
+        found = moe_store_open(part, MOE_STORE_WRITE, &store) == MOE_OK &&
+                moe_store_info(store, &info) == MOE_OK && info.n_ops > 0;
         moe_store_close(store);
+        free(part);
     }
-    return r == ranks;
+    return found;
 }
 
 int moe_cli_capture(const struct moe_args *args)
 {
     struct moe_scenario *sc;
     MOE_TRY(moe_scenario_load(args->input, &sc));
-    int64_t ranks = sc->ranks;
+    const int ranks = (int)sc->ranks;
     moe_scenario_free(sc);
     if (args->ranks && args->ranks != ranks)
-        return moe_fail(MOE_EUSAGE, "-n %lld: %s has %lld ranks", (long long)args->ranks, args->input,
-                        (long long)ranks);
-    MOE_TRY(check_files(args));
-    remove_rank_files(args->output, ranks); /* left by a capture that was killed: not ours */
+        return moe_fail(MOE_EUSAGE, "-n %lld: %s has %d ranks", (long long)args->ranks, args->input, ranks);
+    MOE_TRY(check_files(args, ranks));
     int code = run_ranks(args, ranks);
     if (code < 0) return code;
     bool kept = code == 0 || all_recorded(args->output, ranks);
     if (kept) {
-        MOE_TRY(moe_store_merge(args->output, (int)ranks, args->output));
+        MOE_TRY(moe_store_merge(args->output, ranks, args->output));
         MOE_TRY(moe_print_trace(args->output, "moesim.capture/1", args->json));
     } else {
-        remove_rank_files(args->output, ranks);
+        remove_parts(args->output, ranks);
     }
     if (code == 0 || code == MOE_EXIT_INTERRUPTED) return code;
     /* The program's own exit codes are those of moe_exit_code, its enum moe_err without the sign. */

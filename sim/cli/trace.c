@@ -3,7 +3,7 @@
 #include "traces/format.h"
 #include "traces/store.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 int moe_check_replaceable(const char *path)
@@ -18,11 +18,11 @@ static int count_ranks(const char *prefix, int *out)
 {
     struct moe_store_info info = {0};
     for (int r = 0; info.n_ranks == 0; r++) {
-        char path[PATH_MAX];
         struct moe_store *store;
-        snprintf(path, sizeof path, "%s.rank%d", prefix, r);
-        MOE_TRY(moe_store_open(path, MOE_STORE_READ, &store));
-        int err = moe_store_info(store, &info);
+        char *part = moe_store_part(prefix, r);
+        int err = moe_store_open(part, MOE_STORE_READ, &store);
+        if (err == MOE_OK) err = moe_store_info(store, &info);
+        free(part);
         moe_store_close(store);
         MOE_TRY(err);
     }

@@ -5,8 +5,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Keys of the run that are shown as they are. */
-static const char *const keys[] = {"seed", "data_bytes", "data_hash", "version"};
+/* Keys of the run that are shown. */
+static const struct {
+    const char *name;
+    bool number;
+} keys[] = {{"seed", true}, {"data_bytes", true}, {"data_hash", false}, {"version", false}};
 enum { KEY_COUNT = sizeof keys / sizeof *keys };
 
 static json_t *number(double value)
@@ -37,8 +40,11 @@ int moe_print_trace(const char *path, const char *schema, bool json)
     json_object_update_new(root, info_json(path, &info));
     for (int k = 0; k < KEY_COUNT; k++) {
         char *value;
-        MOE_TRY_GOTO(moe_store_get(store, keys[k], &value));
-        json_object_set_new(root, keys[k], value ? moe_json_text(value) : json_null());
+        MOE_TRY_GOTO(moe_store_get(store, keys[k].name, &value));
+        json_t *shown = !value           ? json_null()
+                        : keys[k].number ? json_integer(strtoll(value, NULL, 10))
+                                         : moe_json_text(value);
+        json_object_set_new(root, keys[k].name, shown);
         free(value);
     }
     (json ? moe_print_json : moe_print_fields)(json_incref(root));

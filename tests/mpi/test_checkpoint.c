@@ -22,10 +22,11 @@ struct run {
     struct moe_execution *x;
 };
 
-static struct run *start(int ep, uint64_t seed, const char *more)
+static struct run *start(int ep, uint64_t seed, int heads, const char *more)
 {
     struct run *run = moe_alloc(1, sizeof *run);
     run->sc = fixture_scenario(world->size, ep, "12", more);
+    run->sc->heads = heads;
     run->s = fixture_schedule(run->sc);
     run->options = (struct moe_execute_options){.timeout_s = 10, .seed = seed, .poison = true};
     int err = moe_device_cpu.open(&run->device);
@@ -69,7 +70,7 @@ static const char double_precision[] = "dtype: float64";
 /* The first step after loading shows the parameters, the second the state and the number of the step. */
 static void check_going_on(int ep, const double *expected)
 {
-    struct run *run = start(ep, 99, double_precision);
+    struct run *run = start(ep, 99, 2, double_precision);
     int err = moe_checkpoint_load("test_checkpoint", run->x);
     if (err < 0) parity_die(world, err);
     expect(moe_execute_steps(run->x) == 2, "the number of steps");
@@ -91,7 +92,7 @@ static void check_refused(struct run *run, const char *prefix, const char *reaso
 static void copy_file(const char *to, long length, long at)
 {
     static char content[1 << 20];
-    FILE *file = fopen("test_checkpoint.rank1", "rb");
+    FILE *file = fopen("test_checkpoint.ckpt1", "rb");
     expect(file != NULL, "the file of rank 1");
     size_t n = fread(content, 1, sizeof content, file);
     fclose(file);
@@ -113,20 +114,20 @@ static void check_files(struct run *run)
                   {0, 16, "4 ranks after 3 steps, rank 0 saved 4 ranks after 2"},
                   {0, 24, "of another model"}};
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-        expect(link("test_checkpoint.rank0", "test_broken.rank0") == 0, "a link");
-        copy_file("test_broken.rank1", faults[i].length, faults[i].at);
+        expect(link("test_checkpoint.ckpt0", "test_broken.ckpt0") == 0, "a link");
+        copy_file("test_broken.ckpt1", faults[i].length, faults[i].at);
         check_refused(run, "test_broken", faults[i].reason);
-        unlink("test_broken.rank0");
-        unlink("test_broken.rank1");
+        unlink("test_broken.ckpt0");
+        unlink("test_broken.ckpt1");
     }
-    check_refused(run, "test_none", "test_none.rank0: No such file");
+    check_refused(run, "test_none", "test_none.ckpt0: No such file");
 }
 
 int main(void)
 {
     if (moe_communicator_here()->open(&world) < 0) return 1;
     expect(world->size == 4, "4 ranks");
-    struct run *run = start(4, 3, double_precision);
+    struct run *run = start(4, 3, 2, double_precision);
     double expected[2];
     step(run);
     step(run);
@@ -136,16 +137,19 @@ int main(void)
     check_going_on(4, expected);
     check_going_on(2, expected);
     check_going_on(1, expected);
-    run = start(4, 3, double_precision);
+    run = start(4, 3, 2, double_precision);
     if (world->rank == 0) check_files(run);
     meet();
     stop(run);
-    run = start(4, 3, "dtype: float64\noptimizer: sgd");
+    run = start(4, 3, 2, "dtype: float64\noptimizer: sgd");
+    check_refused(run, "test_checkpoint", "of another model");
+    stop(run);
+    run = start(4, 3, 4, double_precision);
     check_refused(run, "test_checkpoint", "of another model");
     stop(run);
     meet();
     char path[32];
-    snprintf(path, sizeof path, "test_checkpoint.rank%d", world->rank);
+    snprintf(path, sizeof path, "test_checkpoint.ckpt%d", world->rank);
     unlink(path);
     if (world->rank == 0) printf("checkpoints go on\n");
     world->table->close(world);

@@ -66,24 +66,41 @@ static void test_batch_does_not_depend_on_ranks(void **state)
 }
 
 /* The shortest text has one window; the sanitizer sees a read behind it. FNV-1a of "" is the offset basis,
- * and the hash of bytes 0 to 65 follows from its definition. */
+ * and the hash of bytes 0 to 64 follows from its definition. */
 static void test_shortest(void **state)
 {
     (void)state;
     struct moe_data data;
     int32_t token[T], target[T];
-    assert_int_equal(load(65, 64, &data), MOE_EINPUT);
-    assert_non_null(strstr(moe_error(), "65 bytes, expected at least 66"));
+    assert_int_equal(load(64, 64, &data), MOE_EINPUT);
+    assert_non_null(strstr(moe_error(), "64 bytes, expected at least 65"));
     moe_data_free(&data);
-    assert_int_equal(load(66, 64, &data), MOE_OK);
+    assert_int_equal(load(65, 64, &data), MOE_OK);
     moe_data_batch(&data, 1, 0, 0, T, token, target);
     assert_int_equal(token[0], 0);
     assert_int_equal(target[63], 64);
     uint64_t hash = 0xcbf29ce484222325u;
-    for (unsigned i = 0; i < 66; i++) hash = (hash ^ i) * 0x100000001b3u;
+    for (unsigned i = 0; i < 65; i++) hash = (hash ^ i) * 0x100000001b3u;
     assert_true(data.hash == hash);
     moe_data_free(&data);
     assert_int_equal(moe_data_load("no such file", 64, &data), MOE_EINPUT);
+    moe_data_free(&data);
+}
+
+/* A window may start at every byte that leaves room for it and a target: of 67 bytes, at the first three. */
+static void test_every_start(void **state)
+{
+    (void)state;
+    struct moe_data data;
+    int32_t token, target;
+    int starts[3] = {0};
+    assert_int_equal(load(67, 64, &data), MOE_OK);
+    for (int step = 0; step < 100; step++) {
+        moe_data_batch(&data, 1, step, 0, 1, &token, &target);
+        assert_in_range(token, 0, 2);
+        starts[token]++;
+    }
+    assert_true(starts[0] && starts[1] && starts[2]);
     moe_data_free(&data);
 }
 
@@ -93,6 +110,7 @@ int main(void)
         cmocka_unit_test(test_batch),
         cmocka_unit_test(test_batch_does_not_depend_on_ranks),
         cmocka_unit_test(test_shortest),
+        cmocka_unit_test(test_every_start),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include "kernels/ref.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <stdarg.h>
@@ -305,6 +306,26 @@ static void test_clipping(void **state)
     assert_true(zero == 0);
 }
 
+/* Squares are summed in double: that of 1e20 is no float, and a float loses small ones of a million. */
+static void test_sqnorm_in_double(void **state)
+{
+    (void)state;
+    enum { N = 1 << 20 };
+    const float large = 1e20F;
+    double norm, expected = 0;
+    moe_ref_sqnorm_f32(1, &large, &norm, false);
+    assert_true(fabs(norm / 1e40 - 1) < 1e-6);
+    float *g = malloc(N * sizeof *g);
+    assert_non_null(g);
+    for (int i = 0; i < N; i++) {
+        g[i] = i ? 1 / (float)(1 + i % 1000) : 1e4F;
+        expected += (double)g[i] * g[i];
+    }
+    moe_ref_sqnorm_f32(N, g, &norm, false);
+    free(g);
+    assert_true(fabs(norm / expected - 1) < 1e-6);
+}
+
 /* Step 1, gradient 2: m = .2, v = .2, corrected 2 and 4, so the move is 1 (sign of the gradient) + 1/2 * 10.
  * Step 2, gradient -1: m = .18 - .1 = .08, v = .19 + .05 = .24, corrected .08 / .19 and .24 / .0975. */
 static void test_adamw(void **state)
@@ -354,6 +375,7 @@ int main(void)
         cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_updates_in_place),
         cmocka_unit_test(test_clipping),
+        cmocka_unit_test(test_sqnorm_in_double),
         cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_products_by_hand),
     };

@@ -21,11 +21,12 @@ static void must_be_near(double got, double expected, double tolerance)
     if (!(fabs(got - expected) <= tolerance)) fail_msg("%.17g, expected %.17g", got, expected);
 }
 
-static const char text[] = "model: {layers: 2, hidden: 4, ffn: 4, experts: 4, top_k: 2}\n"
-                           "layout: {ranks: 1}\n"
-                           "tokens_per_rank: 10\n"
-                           "capacity: {rule: megatron, factor: 0.5}\n"
-                           "dtype: float64\n";
+#define SCENARIO(pad)                                                                                        \
+    "model: {layers: 2, hidden: 4, ffn: 4, experts: 4, top_k: 2}\n"                                          \
+    "layout: {ranks: 1}\n"                                                                                   \
+    "tokens_per_rank: 10\n"                                                                                  \
+    "capacity: {rule: megatron, factor: 0.5, pad: " pad "}\n"                                                \
+    "dtype: float64\n"
 enum { T = 10, K = 2, LAYERS = 2, STEPS = 2 };
 
 struct seen {
@@ -75,8 +76,8 @@ static int count_ops(const struct moe_schedule *s)
 }
 
 /* Runs STEPS steps; ids [LAYERS, T, K] and loss of the last, and the rows dropped in all. */
-static void capture(const char *path, const struct moe_schedule *s, int32_t *ids, double *loss,
-                    int64_t *dropped)
+static void capture(const char *path, const char *text, const struct moe_schedule *s, int32_t *ids,
+                    double *loss, int64_t *dropped)
 {
     struct moe_device *device;
     struct moe_communicator *world;
@@ -114,7 +115,7 @@ static void capture(const char *path, const struct moe_schedule *s, int32_t *ids
 
 static void test_capture(void **state)
 {
-    (void)state;
+    const char *text = *state;
     struct moe_scenario *sc;
     struct moe_schedule *s;
     struct moe_store *store;
@@ -124,7 +125,7 @@ static void test_capture(void **state)
     assert_int_equal(moe_scenario_parse("test", text, &sc), MOE_OK);
     assert_int_equal(moe_lower(sc, &s), MOE_OK);
     struct seen seen = {.last_ns = moe_now_ns()};
-    capture("test_record.db", s, expected, &loss, &dropped);
+    capture("test_record.db", text, s, expected, &loss, &dropped);
     assert_int_equal(moe_store_merge("test_record.db", 1, "test_record.db"), MOE_OK);
     assert_int_equal(moe_store_open("test_record.db", MOE_STORE_READ, &store), MOE_OK);
     must_hold(store, "scenario", text);
@@ -166,6 +167,8 @@ static void test_capture(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_capture)};
+    static char packed[] = SCENARIO("false"), padded[] = SCENARIO("true");
+    const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(test_capture, packed),
+                                       cmocka_unit_test_prestate(test_capture, padded)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

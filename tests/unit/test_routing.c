@@ -193,6 +193,19 @@ static void test_load(void **state)
     assert_int_equal(moe_routing_load(s, 2, &r), MOE_EINPUT);
     assert_null(r);
     assert_string_equal(moe_error(), "the trace has no complete step 2, expected 0 to 1");
+    /* Both ranks did step 3: step 2 is between complete ones, and incomplete all the same. */
+    const int32_t ids[] = {0, 1};
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(moe_store_add_step(s, 3, rank, 1, 1), MOE_OK);
+        for (int l = 0; l < 2; l++) {
+            assert_int_equal(moe_store_add_routing(s, 3, l, rank, 1, 2, ids), MOE_OK);
+            if (rank) assert_int_equal(moe_store_add_routing(s, 2, l, rank, 2, 2, (int32_t[4]){0}), MOE_OK);
+        }
+    }
+    assert_int_equal(moe_routing_load(s, 3, &r), MOE_OK);
+    moe_routing_free(r);
+    assert_int_equal(moe_routing_load(s, 2, &r), MOE_EINPUT);
+    assert_string_equal(moe_error(), "the trace has no complete step 2, expected 0 to 3");
     end_trace(s);
 }
 

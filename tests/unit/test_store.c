@@ -99,6 +99,12 @@ static void test_info(void **state)
     assert_int_equal(moe_store_add_step(s, 6, 0, 1, 1), MOE_OK);
     assert_int_equal(moe_store_add_step(s, 6, 1, NAN, 1), MOE_OK);
     assert_true(isnan(info_of(s).last_loss));
+    /* A rank without tokens has no loss; the others count by their tokens. */
+    assert_int_equal(moe_store_add_rank(s, &(struct moe_store_rank){.rank = 2}), MOE_OK);
+    assert_int_equal(moe_store_add_rank(s, &(struct moe_store_rank){.rank = 3, .tokens = 3 * T}), MOE_OK);
+    for (int rank = 0; rank < 4; rank++)
+        assert_int_equal(moe_store_add_step(s, 7, rank, rank == 2 ? (double)NAN : 1 + rank, 1), MOE_OK);
+    assert_true(info_of(s).last_loss == (1 + 2 + 3 * 4) / 5.0);
     assert_int_equal(moe_store_put(s, "ranks", "3"), MOE_OK); /* one of them never began */
     assert_int_equal(info_of(s).steps_complete, 0);
     assert_int_equal(moe_store_put(s, "experts", "many"), MOE_OK);
