@@ -132,8 +132,29 @@ static void backward_collective(struct moe_builder *b, int block, const struct m
     op.collective = reverse[f->collective];
     op.send = f->recv;
     op.recv = f->send;
-    set_lists(&op, LISTS(MOE_READS(moe_grad_in(b, f->writes[0])), MOE_WRITES(moe_grad_out(b, f->reads[0]))));
+    struct moe_ref from = moe_grad_in(b, f->writes[0]), to = moe_grad_out(b, f->reads[0]);
+    if (!to.accumulate) {
+        set_lists(&op, LISTS(MOE_READS(from), MOE_WRITES(to)));
+        moe_emit(b, op);
+        return;
+    }
+    /* A collective replaces what it writes: what comes is added to what other operations gave. */
+    struct moe_buffer like = b->s->buffers[to.buffer];
+    struct moe_ref came = {.shift = to.shift};
+    came.buffer = moe_new_buffer(b, op.name, like.role, like.type, like.slots, like.extent);
+    to.accumulate = false;
+    set_lists(&op, LISTS(MOE_READS(from), MOE_WRITES(came)));
     moe_emit(b, op);
+    struct moe_op add = {.kernel = MOE_K_ADD,
+                         .type = op.type,
+                         MOE_READS(to, came),
+                         MOE_WRITES(to),
+                         MOE_SIZES(like.extent),
+                         .of_block = op.of_block,
+                         .of_id = op.of_id,
+                         .serves = op.serves};
+    snprintf(add.name, sizeof add.name, "add_%.40s", op.name);
+    moe_emit(b, add);
 }
 
 static void backward_op(struct moe_builder *b, int block, const struct moe_op *f)

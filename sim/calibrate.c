@@ -225,13 +225,13 @@ void moe_phase_name(int phase, char out[MOE_NAME])
 
 struct moe_topo moe_fit_topo(const double value[MOE_FIT_COUNT], int64_t cores)
 {
+    double crowding = value[MOE_FIT_CROWDING];
     return (struct moe_topo){
-        .name = "fit",
         .gpus_per_node = 1024,
         .nics_per_node = 1,
-        .matmul_float32_flops = value[MOE_FIT_MATMUL],
-        .matmul_float64_flops = value[MOE_FIT_MATMUL],
-        .memory_Bps = value[MOE_FIT_MEMORY],
+        .matmul_float32_flops = value[MOE_FIT_MATMUL] / crowding,
+        .matmul_float64_flops = value[MOE_FIT_MATMUL] / crowding,
+        .memory_Bps = value[MOE_FIT_MEMORY] / crowding,
         .launch_s = value[MOE_FIT_LAUNCH],
         .host_sync_s = value[MOE_FIT_HOST_SYNC],
         .intra_Bps = value[MOE_FIT_BANDWIDTH],
@@ -240,8 +240,8 @@ struct moe_topo moe_fit_topo(const double value[MOE_FIT_COUNT], int64_t cores)
         .inter_latency_s = value[MOE_FIT_LATENCY],
         .cores = cores,
         .slice_s = value[MOE_FIT_SLICE],
-        .scalar_flops = value[MOE_FIT_SCALAR],
-        .call_s = value[MOE_FIT_CALL],
+        .scalar_flops = value[MOE_FIT_SCALAR] / crowding,
+        .call_s = value[MOE_FIT_CALL] * crowding,
     };
 }
 
@@ -261,12 +261,11 @@ struct samples {
     int n, cap;
     struct sample {
         double y, x[MOE_FIT_TERMS];
-        int step;
         enum moe_op_class class;
     } * it;
 };
 enum { FIFTHS = 5 };
-static const double lower_quartile = 0.25, most_rate = 1e6; /* in units: an unused term takes no time */
+static const double most_rate = 1e6; /* in units: an unused term takes no time */
 
 /* What a step takes where only this term takes time, one unit of it; [place] of *out. */
 static int ask_for_term(const struct moe_steps *steps, int step, int term, struct moe_times *out)
@@ -274,7 +273,7 @@ static int ask_for_term(const struct moe_steps *steps, int step, int term, struc
     double value[MOE_FIT_COUNT];
     for (int i = 0; i < MOE_FIT_COUNT; i++) value[i] = is_rate[i] ? 1e30 : 0;
     value[term] = moe_fitted_size[term];
-    value[MOE_FIT_SLICE] = 1;
+    value[MOE_FIT_SLICE] = value[MOE_FIT_CROWDING] = 1;
     return simulate(steps, step, value, steps->s->n_ranks, out);
 }
 
@@ -290,7 +289,7 @@ static void add_samples(const struct moe_steps *steps, int step, struct moe_time
 {
     const struct moe_times *t = steps->times[step];
     for (EACH_OP(steps->s, at)) {
-        struct sample least = {.y = INFINITY, .step = step, .class = class_of(at.it)};
+        struct sample least = {.y = INFINITY, .class = class_of(at.it)};
         if (at.it->kind == MOE_HOST_SYNC) continue;
         for (int rank = 0; rank < t->n_ranks; rank++) {
             size_t place = moe_times_place(t, rank, at.instance, at.op);
@@ -329,17 +328,38 @@ static void least_squares(const struct samples *s, const double *weight, double 
         }
 }
 
-/* Quantile regression by reweighted least squares; a sample counts as the root of its time, so that neither
- * the many short ones decide nor the few long ones. fifth: of the steps, or -1 for all. */
-static void fit_terms(const struct samples *s, double quantile, int fifth, double *factor)
+static int by_time(const void *a, const void *b)
+{
+    const struct sample *x = a, *y = b;
+    return (x->y > y->y) - (x->y < y->y);
+}
+
+/* Of each operation the sample that is at this quantile of the steps. */
+static struct samples pick(const struct samples *s, int n_steps, double quantile, int fifth)
+{
+    struct samples picked = {.first = s->first, .n_terms = s->n_terms};
+    struct sample *same = moe_alloc((size_t)n_steps, sizeof *same);
+    int of_step = s->n / n_steps; /* every step added the same operations, in the same order */
+    for (int i = 0; i < of_step; i++) {
+        int n = 0;
+        for (int step = 0; step < n_steps; step++)
+            if (fifth < 0 || step % FIFTHS == fifth) same[n++] = s->it[step * of_step + i];
+        qsort(same, (size_t)n, sizeof *same, by_time);
+        add_sample(&picked, same[(int)(quantile * (n - 1))]);
+    }
+    free(same);
+    return picked;
+}
+
+/* Least absolute errors by reweighted least squares; a sample counts by the root of its time, so that neither
+ * the many short ones decide nor the few long ones. */
+static void fit_terms(const struct samples *s, double *factor)
 {
     double *weight = moe_alloc((size_t)s->n, sizeof *weight);
     for (int round = 0; round < 40; round++) {
         for (int i = 0; i < s->n; i++) {
-            double y = s->it[i].y, over = round ? y - fitted(s, i, factor) : y;
-            bool counts = y > 0 && (fifth < 0 || s->it[i].step % FIFTHS == fifth);
-            weight[i] =
-                counts ? (over > 0 ? quantile : 1 - quantile) / sqrt(y) / fmax(fabs(over), 1e-3 * y) : 0;
+            double y = s->it[i].y, off = round ? fabs(y - fitted(s, i, factor)) : y;
+            weight[i] = y > 0 ? 1 / sqrt(y) / fmax(off, 1e-3 * y) : 0;
         }
         least_squares(s, weight, factor);
     }
@@ -359,19 +379,21 @@ static int distance(const struct moe_steps *steps, int step, const double *value
     return MOE_OK;
 }
 
-static int fit_slice(const struct moe_steps *steps, int64_t cores, int fifth, double *value)
+/* Sets a number to the one of low, low * by, ... up to high with which the phases are nearest. */
+static int search(const struct moe_steps *steps, int64_t cores, int fifth, enum moe_fitted number, double low,
+                  double high, double by, double *value)
 {
     struct moe_times *times = moe_times_new(steps->s);
-    double least = INFINITY, best = 0;
+    double least = INFINITY, best = low;
     int err = MOE_OK;
-    for (double slice_s = 0.5e-3; slice_s < 17e-3 && err >= 0; slice_s *= sqrt(2)) {
+    for (double tried = low; tried < high && err >= 0; tried *= by) {
         double sum = 0;
-        value[MOE_FIT_SLICE] = slice_s;
+        value[number] = tried;
         for (int i = 0; i < steps->n && err >= 0; i++)
             if (fifth < 0 || i % FIFTHS == fifth) err = distance(steps, i, value, cores, times, &sum);
-        if (sum < least) least = sum, best = slice_s;
+        if (sum < least) least = sum, best = tried;
     }
-    value[MOE_FIT_SLICE] = best;
+    value[number] = best;
     moe_times_free(times);
     return err;
 }
@@ -401,12 +423,21 @@ static int fit(const struct moe_steps *steps, const struct samples *kernels,
                const struct samples *collectives, int64_t cores, int fifth, double *value)
 {
     double factor[MOE_FIT_TERMS] = {0};
-    fit_terms(kernels, lower_quartile, fifth, factor);
-    fit_terms(collectives, 0.5, fifth, factor);
+    struct samples quick = pick(kernels, steps->n, 0.5, fifth),
+                   first = pick(collectives, steps->n, 0.5, fifth);
+    fit_terms(&quick, factor);
+    fit_terms(&first, factor);
+    free(quick.it);
+    free(first.it);
     for (int i = 0; i < MOE_FIT_TERMS; i++)
         value[i] = is_rate[i] ? moe_fitted_size[i] / factor[i] : moe_fitted_size[i] * factor[i];
     fit_host(steps, fifth, value);
-    return fit_slice(steps, cores, fifth, value);
+    value[MOE_FIT_CROWDING] = 1;
+    for (int round = 0; round < 2; round++) {
+        MOE_TRY(search(steps, cores, fifth, MOE_FIT_SLICE, 0.5e-3, 17e-3, sqrt(2), value));
+        MOE_TRY(search(steps, cores, fifth, MOE_FIT_CROWDING, 1, 1.7, 1.04, value));
+    }
+    return MOE_OK;
 }
 
 static void fit_errors(const struct samples *s, struct moe_fit *out)

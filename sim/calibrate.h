@@ -30,7 +30,8 @@
         X(BANDWIDTH,"bandwidth",  "GB/s",    1e9,  true) \
         X(LAUNCH,   "launch",     "us",      1e-6, false) \
         X(HOST_SYNC,"host_sync",  "us",      1e-6, false) \
-        X(SLICE,    "slice",      "us",      1e-6, false)
+        X(SLICE,    "slice",      "us",      1e-6, false) \
+        X(CROWDING, "crowding",   "times",   1,    false)
 /* clang-format on */
 #define X(name, text) MOE_CLASS_##name,
 enum moe_op_class { MOE_OP_CLASSES(X) MOE_CLASS_COUNT };
@@ -88,12 +89,13 @@ struct moe_fit {
     double class_error[MOE_CLASS_COUNT]; /* median of |fitted / measured - 1| on a core of its own */
     int class_samples[MOE_CLASS_COUNT];
 };
-/* Kernels: quantile regression at the lower quartile, since what stretches a kernel are other processes on
- * its core; collectives: of the first member to leave, for the same reason. slice: the one of a grid with
- * which the simulated phases are nearest to the measured ones. Errors: those of moe_simulate. Cost: 100
+/* Of each kernel the median over the steps counts, of each collective the first member to leave: what makes
+ * either longer are other processes on its core. Factors are those of the least absolute errors. slice, and
+ * crowding, how many times as long kernels take in a whole step as their medians say: those of a grid with
+ * which the simulated phases are nearest to the measured ones. Errors: those of moe_simulate. Cost: 300
  * simulations a step. */
 int moe_calibrate(const struct moe_steps *steps, int64_t cores, struct moe_fit *out);
-/* A host with these numbers: one node for all ranks, matmul for both types. */
+/* A host with these numbers: one node for all ranks, matmul for both types; crowding is in its kernels. */
 struct moe_topo moe_fit_topo(const double value[MOE_FIT_COUNT], int64_t cores);
 
 double moe_median(double *values,

@@ -145,7 +145,7 @@ struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *
                                 .kernel = MOE_K_SWIGLU,
                                 .type = m->type,
                                 .needs_grad = 1,
-                                .flops = times(b, moe_mul(b, n, m->F), MOE_SOFTMAX_FLOPS),
+                                .flops = times(b, moe_mul(b, n, m->F), MOE_SIGMOID_FLOPS),
                                 MOE_READS(h),
                                 MOE_WRITES(a),
                                 MOE_SIZES(n, m->F)});
@@ -204,23 +204,24 @@ static void lower_attention(struct moe_builder *b, const struct model *m)
 {
     const struct moe_layer *y = &m->layer;
     int three_h = moe_mul(b, moe_const(b, 3), y->H), S = moe_const(b, m->sc->sequence);
-    int A = moe_const(b, m->sc->heads), TS = moe_mul(b, y->T, S);
+    int A = moe_const(b, m->sc->heads), TS = moe_mul(b, y->T, moe_min(b, y->T, S));
     struct moe_ref normed = moe_rows(b, y, "attention_in", y->T, y->H),
                    qkv = moe_rows(b, y, "qkv", y->T, three_h);
     struct moe_ref heads = moe_rows(b, y, "heads", y->T, y->H),
                    out = moe_rows(b, y, "attention_out", y->T, y->H);
     emit_norm(b, m, "attention_norm", m->stream, m->gain, normed);
     emit_gemm(b, m, "qkv", normed, m->wqkv, qkv, three_h);
-    moe_emit(b, (struct moe_op){.name = "attention",
-                                .kernel = MOE_K_ATTENTION,
-                                .type = y->type,
-                                .needs_grad = 1,
-                                /* T x S / 2 pairs: two products of H terms, and a weight for each head */
-                                .flops = moe_mul(
-                                    b, TS, moe_add(b, times(b, y->H, 2), times(b, A, MOE_SOFTMAX_FLOPS / 2))),
-                                MOE_READS(qkv),
-                                MOE_WRITES(heads),
-                                MOE_SIZES(y->T, y->H, A, S)});
+    moe_emit(b,
+             (struct moe_op){
+                 .name = "attention",
+                 .kernel = MOE_K_ATTENTION,
+                 .type = y->type,
+                 .needs_grad = 1,
+                 /* half the pairs, those up to itself: two products of H terms, and a weight for each head */
+                 .flops = moe_mul(b, TS, moe_add(b, times(b, y->H, 2), times(b, A, MOE_SOFTMAX_FLOPS / 2))),
+                 MOE_READS(qkv),
+                 MOE_WRITES(heads),
+                 MOE_SIZES(y->T, y->H, A, S)});
     emit_gemm(b, m, "attention_out", heads, m->wo, out, y->H);
     emit_add(b, m, "attention_residual", m->stream, out, m->attended);
 }

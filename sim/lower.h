@@ -11,9 +11,9 @@
 #include "sim/builder.h"
 #include "sim/scenario.h"
 
-/* Arithmetic of one exponential, and of one division or square root, in additions: what a core of 2020 takes
- * in float64, to a quarter. It decides on a CPU; on a GPU the bytes of such kernels do. */
-enum { MOE_EXP_FLOPS = 28, MOE_DIV_FLOPS = 5, MOE_SOFTMAX_FLOPS = MOE_EXP_FLOPS + MOE_DIV_FLOPS + 3 };
+/* Arithmetic of an element, in additions that take a core as long: a softmax with an exponential and a
+ * division in float64, a sigmoid in float32 (kernels/ref.c). It decides on a CPU; on a GPU the bytes do. */
+enum { MOE_SOFTMAX_FLOPS = 48, MOE_SIGMOID_FLOPS = 20 };
 
 /* A mixture-of-experts layer as the capacity rule and the dispatcher see it. References are to buffers with
  * one slot a layer; sizes are expressions, but for the last line. */

@@ -85,8 +85,7 @@ static void emit_update(struct moe_builder *b, const struct sync *sync, const st
             op.reads[op.n_reads++] = state[i];
             op.writes[op.n_writes++] = state[i];
         }
-        op.kernel = MOE_K_ADAMW; /* three divisions, a root, and 14 additions and products an element */
-        op.flops = moe_mul(b, like.extent, moe_const(b, 4 * MOE_DIV_FLOPS + 14));
+        op.kernel = MOE_K_ADAMW;
         op.decay = p->init_mean == 0 ? weight_decay : 0; /* gains are not pulled to zero */
     }
     emit_for(b, p, "update", op);

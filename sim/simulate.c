@@ -518,16 +518,16 @@ static void make_result(struct sim *sim)
 {
     struct moe_sim_result *out = sim->out;
     double to_us = 1e-6 / sim->s->n_ranks; /* of a sum over ranks, in ps */
-    moe_ps spent[SPENT_COUNT] = {0};
+    double spent[SPENT_COUNT] = {0};       /* sums over up to 16,384 ranks do not fit 63 bits of ps */
     out->step = sim->now;
     for (int rank = 0; rank < sim->s->n_ranks; rank++) {
         change(sim, rank, COMPUTE, 0); /* the last interval */
-        for (int what = 0; what < SPENT_COUNT; what++) spent[what] += sim->rank[rank].spent[what];
+        for (int what = 0; what < SPENT_COUNT; what++) spent[what] += (double)sim->rank[rank].spent[what];
     }
-    out->compute_us = (double)spent[COMPUTE] * to_us;
-    out->exposed_us = (double)spent[EXPOSED] * to_us;
-    out->waiting_us = (double)spent[WAITING] * to_us;
-    out->host_us = (double)spent[HOST] * to_us;
+    out->compute_us = spent[COMPUTE] * to_us;
+    out->exposed_us = spent[EXPOSED] * to_us;
+    out->waiting_us = spent[WAITING] * to_us;
+    out->host_us = spent[HOST] * to_us;
     for (int i = 0; i < out->n_rows; i++) {
         out->rows[i].own_us *= to_us;
         out->rows[i].wait_us *= to_us;

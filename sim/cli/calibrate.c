@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+static const double busy = 1.3; /* crowding; a quiet host shows 1.0 to 1.15 */
+
 static json_t *numbers_json(const struct moe_fit *fit)
 {
     json_t *list = json_array();
@@ -27,42 +29,43 @@ static json_t *residuals_json(const struct moe_fit *fit)
     return list;
 }
 
-/* Writes "key: value unit". */
-static void put(FILE *f, const struct moe_fit *fit, enum moe_fitted number, const char *key)
-{
-    fprintf(f, "  %s: %.6g %s\n", key, fit->value[number] / moe_fitted_size[number], moe_fitted_unit[number]);
-}
-
 static int write_topology(const struct moe_args *args, const struct moe_capture *c, const struct moe_fit *fit,
                           int64_t cores)
 {
+    const struct moe_topo t = moe_fit_topo(fit->value, cores);
     FILE *f = fopen(args->output, "w");
     if (!f) return moe_fail(MOE_EFAILED, "%s: %s", args->output, strerror(errno));
-    fprintf(f, "# The host of a capture, for ranks that are processes on its cores.\n");
-    fprintf(f, "name: %.*s\ngpus_per_node: 1024\ngpu:\n", MOE_NAME - 1, args->name);
-    put(f, fit, MOE_FIT_MATMUL, "matmul_float32");
-    put(f, fit, MOE_FIT_MATMUL, "matmul_float64");
-    put(f, fit, MOE_FIT_MEMORY, "memory");
-    put(f, fit, MOE_FIT_LAUNCH, "launch");
-    put(f, fit, MOE_FIT_HOST_SYNC, "host_sync");
     fprintf(f,
-            "  source: >-\n    Fitted by moesim calibrate to %d samples of %d steps of a capture of %lld "
-            "ranks.\n",
-            fit->n_samples, c->steps.n, (long long)c->in.scenario->ranks);
+            "# The host of a capture: ranks are processes on its cores.\n"
+            "name: %s\ngpus_per_node: %lld\n"
+            "gpu:\n"
+            "  matmul_float32: %.6g GFLOP/s\n  matmul_float64: %.6g GFLOP/s\n  memory: %.6g GB/s\n"
+            "  launch: %.6g us\n  host_sync: %.6g us\n"
+            "  source: >-\n"
+            "    fitted by moesim calibrate from a capture of %lld ranks: %d samples of %d steps.\n"
+            "    assumed: matmul of the type that was not captured is the same.\n",
+            args->name, (long long)t.gpus_per_node, t.matmul_float32_flops / 1e9,
+            t.matmul_float64_flops / 1e9, t.memory_Bps / 1e9, t.launch_s * 1e6, t.host_sync_s * 1e6,
+            (long long)c->in.scenario->ranks, fit->n_samples, c->steps.n);
     fprintf(f,
-            "    matmul of the type that was not captured is assumed: the same.\nintra:\n  kind: switch\n");
-    put(f, fit, MOE_FIT_BANDWIDTH, "bandwidth");
-    put(f, fit, MOE_FIT_LATENCY, "latency");
-    fprintf(f, "  source: as for gpu\ninter:\n  nics_per_node: 1\n");
-    put(f, fit, MOE_FIT_BANDWIDTH, "bandwidth");
-    put(f, fit, MOE_FIT_LATENCY, "latency");
-    fprintf(f, "  source: assumed, as intra; there is one host\nhost:\n  cores: %lld\n", (long long)cores);
-    put(f, fit, MOE_FIT_SLICE, "slice");
-    put(f, fit, MOE_FIT_SCALAR, "scalar");
-    put(f, fit, MOE_FIT_CALL, "call");
-    fprintf(f, "  source: cores counted, the rest as for gpu\n");
+            "intra:\n  kind: switch\n  bandwidth: %.6g GB/s\n  latency: %.6g us\n  source: as for gpu\n"
+            "inter:\n  nics_per_node: 1\n  bandwidth: %.6g GB/s\n  latency: %.6g us\n"
+            "  source: \"assumed: as intra, there is one host\"\n",
+            t.intra_Bps / 1e9, t.intra_latency_s * 1e6, t.nic_Bps / 1e9, t.inter_latency_s * 1e6);
+    fprintf(f,
+            "host:\n  cores: %lld\n  slice: %.6g us\n  scalar: %.6g GFLOP/s\n  call: %.6g us\n"
+            "  source: cores counted, the rest as for gpu\n",
+            (long long)t.cores, t.slice_s * 1e6, t.scalar_flops / 1e9, t.call_s * 1e6);
     if (fclose(f) != 0) return moe_fail(MOE_EFAILED, "%s: %s", args->output, strerror(errno));
     return MOE_OK;
+}
+
+/* A plain YAML text, as long as a name may be. */
+static int check_name(const char *name)
+{
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
+    if (n > 0 && n < MOE_NAME && !name[n]) return MOE_OK;
+    return moe_fail(MOE_EUSAGE, "--name %s: expected up to %d letters, digits, _ or -", name, MOE_NAME - 1);
 }
 
 int moe_cli_calibrate(const struct moe_args *args)
@@ -71,6 +74,7 @@ int moe_cli_calibrate(const struct moe_args *args)
     struct moe_fit fit;
     int64_t cores = args->cores ? args->cores : sysconf(_SC_NPROCESSORS_ONLN);
     int err;
+    MOE_TRY(check_name(args->name));
     MOE_TRY_GOTO(moe_capture_load(args, &c));
     MOE_TRY_GOTO(moe_calibrate(&c.steps, cores, &fit));
     MOE_TRY_GOTO(write_topology(args, &c, &fit, cores));
@@ -84,6 +88,8 @@ int moe_cli_calibrate(const struct moe_args *args)
         moe_print_rows(numbers_json(&fit));
         putchar('\n');
         moe_print_rows(residuals_json(&fit));
+        if (fit.value[MOE_FIT_CROWDING] > busy)
+            puts("\nother programs kept the host busy: capture again when it is quiet");
     }
 done:
     moe_capture_free(&c);

@@ -25,7 +25,6 @@ expect 2 '--step 99999999999999999999: expected a whole number' check "$small" -
 expect 2 '--step -1: expected a whole number' check "$small" --step -1
 expect 2 '--steps 0: expected a whole number from 1' capture "$small" --data "$small" -o run.db --steps 0
 expect 2 '--steps 3x: expected' capture "$small" --data "$small" -o run.db --steps 3x
-expect 2 '--save run.db: the output has this name' capture "$small" --data "$small" -o run.db --save run.db
 expect 2 '--data FILE is required' capture "$small" -o run.db
 expect 2 '--output RUN.db is required' capture "$small" --data "$small"
 expect 2 '--output DIR is required' report run.db
@@ -122,7 +121,7 @@ expect 1 'absent/r.db: no folder to write to: No such file' capture "$small" --d
 expect 3 'empty.yaml: exists and is no trace store' capture "$small" --data "$small" -o empty.yaml
 expect 3 'absent.txt: cannot be read' capture "$small" --data absent.txt -o run.db
 expect 1 'absent/ck: no folder to write to' capture "$small" --data "$small" -o run.db --save absent/ck
-expect 3 'absent.rank0: cannot be read' capture "$small" --data "$small" -o run.db --load absent
+expect 3 'absent.ckpt0: cannot be read' capture "$small" --data "$small" -o run.db --load absent
 expect 1 'absent/r.db' compare "$small" --vary topology=dgx_h100 -o absent/r.db
 for sink in /dev/full closed pipe; do
     cases=$((cases + 1))

@@ -3,6 +3,7 @@
 # left to a model that knows how often each byte occurs and nothing of its place. The demo has 200 steps; 60
 # are enough.
 . "$(dirname "$0")/lib.sh"
+command -v mpirun > /dev/null || { echo 'skip: no mpirun' && exit 77; }
 
 text=text.txt
 for packed in /usr/share/doc/jargon-text/jargon.txt.gz /usr/share/dictd/devil.dict.dz; do

@@ -3,7 +3,7 @@
 . "$(dirname "$0")/lib.sh"
 command -v mpirun > /dev/null || { echo 'skip: no mpirun' && exit 77; }
 others=${MOESIM_DATA:-}/examples/synthetic
-[ -d "$others" ] || { echo 'skip: no files of others (MOESIM_DATA)' && exit 77; }
+[ -d "$others" ] || { echo 'skip: no example files (MOESIM_DATA)' && exit 77; }
 sed 's/ranks: 4, expert_parallel: 4/ranks: 2/' "$small" > two.yaml
 
 routing()
@@ -60,7 +60,7 @@ expect 3 'two.yaml: exists and is no trace store' trace import other.npy --forma
 expect 3 'other.jsonl: no moesim store' trace export other.jsonl --format npy -o folder
 expect 3 'other.db: no complete step 9' trace export other.db --format npy -o folder --step 9
 expect 2 'o.npy: one file is not enough' trace export merged.db --format npy -o o.npy
-expect 2 "unknown format 'nyp', did you mean npy" trace import other.npy --format nyp -o other.db
+expect 2 "unknown format 'npyy', did you mean npy" trace import other.npy --format npyy -o other.db
 expect 2 '--format FORMAT is required' trace export other.db -o folder
 expect 2 'expected FILE...' trace import --format npy -o other.db
 expect 2 "unexpected 'b'" trace export other.db b

@@ -321,7 +321,7 @@ int main(void)
     const char *folder = getenv("MOESIM_DATA");
     snprintf(data, sizeof data, "%s/examples/synthetic", folder ? folder : "");
     if (!exists(data)) {
-        puts("skip: no files of others (MOESIM_DATA)");
+        puts("skip: no example files (MOESIM_DATA)");
         return 77;
     }
     return cmocka_run_group_tests(tests, NULL, NULL);

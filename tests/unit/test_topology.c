@@ -207,6 +207,25 @@ static void loader_refuses(void **state)
     }
 }
 
+static const char host[] = "host: {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: made up}\n";
+
+static void a_host_has_cores(void **state)
+{
+    (void)state;
+    struct moe_topo *t;
+    char both[512];
+    snprintf(both, sizeof both, "%s%s", inter, host);
+    assert_int_equal(load_text(top, gpu, intra, both, &t), MOE_OK);
+    assert_true(t->cores == 2 && NEAR(t->slice_s, 3e-3) && t->scalar_flops == 5e9 && NEAR(t->call_s, 1e-6));
+    moe_topo_free(t);
+    assert_int_equal(load_text(top, gpu, intra, inter, &t), MOE_OK);
+    assert_int_equal(t->cores, 0);
+    moe_topo_free(t);
+    snprintf(both, sizeof both, "%shost: {cores: 0, source: a}\n", inter);
+    assert_int_equal(load_text(top, gpu, intra, both, &t), MOE_EINPUT);
+    assert_non_null(strstr(moe_error(), "yaml:6: cores: expected an integer from 1"));
+}
+
 static void names_are_looked_up(void **state)
 {
     (void)state;
@@ -232,15 +251,11 @@ int main(void)
 {
     unsetenv("MOESIM_TOPOLOGIES");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shipped_files_load),
-        cmocka_unit_test(paths_through_a_switch),
-        cmocka_unit_test(paths_over_a_shared_bus),
-        cmocka_unit_test(gpus_spread_over_nics),
-        cmocka_unit_test(alltoall_of_eight_nodes),
-        cmocka_unit_test(loader_refuses),
-        cmocka_unit_test(names_are_looked_up),
-        cmocka_unit_test(pairs_share_a_nic),
-        cmocka_unit_test(racks_of_72),
+        cmocka_unit_test(shipped_files_load),      cmocka_unit_test(paths_through_a_switch),
+        cmocka_unit_test(paths_over_a_shared_bus), cmocka_unit_test(gpus_spread_over_nics),
+        cmocka_unit_test(alltoall_of_eight_nodes), cmocka_unit_test(loader_refuses),
+        cmocka_unit_test(a_host_has_cores),        cmocka_unit_test(names_are_looked_up),
+        cmocka_unit_test(pairs_share_a_nic),       cmocka_unit_test(racks_of_72),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -208,7 +208,7 @@ static void reader_refuses(void **state)
         {"name: x\nrate: 50 us", "rate: unknown unit 'us'"},
         {"name: x\nrate: 0 GB/s", "rate: expected more than 0"},
         {"name: x\nrate: -1 GB/s", "rate: '-1 GB/s' is negative"},
-        {"name: x\nrate: 0x10 GB/s", "rate: expected a decimal number"},
+        {"name: x\nrate: 0x10 GB/s", "rate: '0x10 GB/s' is not a quantity"},
         {"name: x\nrate: {a: 1}", "rate: expected one value"},
         {"name: ''", "name: expected a text"},
         {"name: 0123456789012345678901234567890123456789abcdefgh", "name: '01234"},
