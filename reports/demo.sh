@@ -1,30 +1,47 @@
 #!/bin/sh
-# The main job in one command: build, train a small MoE GPT on 4 real ranks, check it, replay its routing on
-# three machines in six ways, report. Usage: demo.sh [--data FILE] [--steps N] [-o DIR]. Without --data it
-# trains on the text of a Debian package, without -o it writes to demo-out.
+# The main job in one command: build, train a small MoE GPT on 4 real ranks, check it, predict its steps,
+# replay its routing on three machines in six ways, report.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=$root/demo-out
 data=
 steps=200
+usage='usage: demo.sh [--data FILE] [--steps N] [-o DIR]
+Without --data it trains on the text of a Debian package, without -o it writes to demo-out.
+N is 200; 5 or more, as calibrate needs.'
+
+wrong()
+{
+    printf 'demo.sh: %s\n%s\n' "$1" "$usage" >&2
+    exit 2
+}
+
 while [ $# -gt 0 ]; do
     case "$1:${2:-}" in
+    --help:* | -h:*)
+        printf '%s\n' "$usage"
+        exit 0
+        ;;
     --data:?*) data=$2 ;;
     --steps:?*) steps=$2 ;;
     -o:?*) out=$2 ;;
-    *)
-        echo "usage: demo.sh [--data FILE] [--steps N] [-o DIR]" >&2
-        exit 2
-        ;;
+    *) wrong "unexpected $1, or nothing after it" ;;
     esac
     shift 2
 done
+case $steps in
+*[!0-9]* | [0-4] | 0* | ???????*) wrong "--steps $steps: expected a whole number from 5 to 999999" ;;
+esac
+[ -z "$data" ] || { [ -f "$data" ] && [ -r "$data" ]; } || wrong "--data $data: not a file that can be read"
 
 step() { printf '\n== %s\n' "$*"; }
 
+# An interrupted run leaves no page of another one.
+mkdir -p "$out"
+rm -f "$out/index.html" "$out"/run.db*
+
 step "packages and build"
 "$root/setup.sh"
-mkdir -p "$out"
 { cmake -S "$root" -B "$root/build/demo" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOESIM_TESTS=OFF &&
     cmake --build "$root/build/demo"; } >"$out/build.log" 2>&1 || {
     tail -n 20 "$out/build.log" >&2
@@ -57,9 +74,12 @@ moesim capture -o "$out/run.db" "$root/reports/demo.yaml" --data "$data" --steps
 moesim trace info "$out/run.db"
 step "check"
 moesim check "$out/run.db"
+step "calibrate and validate: this host, fitted to the capture, and what it predicts"
+moesim calibrate "$out/run.db" -o "$out/this_host.yaml"
+moesim validate "$out/run.db" --topology "$out/this_host.yaml" -o "$out/validate.csv"
 step "compare: the captured routing, 3 machines x 2 dispatchers x 3 capacity factors"
-moesim compare "$out/run.db" --vary topology=dgx_h100,hgx_4nic,pcie_box --vary dispatcher=alltoall,allgather \
-    --vary capacity=dropless,1.0,1.25 -o "$out/run.db"
+moesim compare "$out/run.db" --vary topology=dgx_h100,gb200_nvl72,pcie_box \
+    --vary dispatcher=alltoall,allgather --vary capacity=dropless,1.0,1.25 -o "$out/run.db"
 step "report"
-moesim report "$out/run.db" -o "$out"
+moesim report "$out/run.db" --validate "$out/validate.csv" -o "$out"
 echo "page: $out/index.html"

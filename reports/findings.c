@@ -86,6 +86,19 @@ static void write_simulated(const struct moe_bars *b, FILE *out)
     fprintf(out, ".\n");
 }
 
+/* Nothing counts where every phase is short. */
+static void write_validated(const struct moe_phases *all, FILE *out)
+{
+    const struct moe_phase *worst = all->items + 1;
+    if (!all->n_counted) return;
+    for (const struct moe_phase *p = worst; p <= all->items + all->n_counted; p++)
+        if (fabs(p->error_pct) > fabs(worst->error_pct)) worst = p;
+    fprintf(out, "Validated: of the %d phases of %d %% of the step or more ", all->n_counted,
+            MOE_COUNTED_PCT);
+    fprintf(out, "the median prediction is %.1f %% off, the furthest (%s) %+.1f %%; the step %+.1f %%.\n",
+            all->median_error_pct, worst->name, worst->error_pct, all->items[0].error_pct);
+}
+
 static void write_measured(const struct moe_summary *m, FILE *out)
 {
     const struct moe_bar *mean = &m->measured.bars[0];
@@ -105,4 +118,5 @@ void moe_summary_findings(const struct moe_summary *m, FILE *out)
     write_routing(m, out);
     write_simulated(&m->simulated, out);
     write_measured(m, out);
+    write_validated(&m->phases, out);
 }

@@ -18,6 +18,8 @@
 
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
+enum { MAX_PHASES = 12 }; /* pairs of bars; the CSV has all */
+
 /* A figure: NAME.csv, and NAME.svg and NAME.png that `script` makes of it. `data` is where `of` says in
  * struct moe_summary. */
 struct figure {
@@ -64,6 +66,15 @@ static int close_written(FILE *f, const char *dir)
     return moe_fail(MOE_EFAILED, "%s: not written: %s", dir, strerror(errno));
 }
 
+static int remove_file(const char *dir, const char *name, const char *suffix)
+{
+    char *path = join(dir, name, suffix);
+    int err = MOE_OK;
+    if (unlink(path) < 0 && errno != ENOENT) err = moe_fail(MOE_EFAILED, "%s: %s", path, strerror(errno));
+    free(path);
+    return err;
+}
+
 /* ---- figures: the data ---- */
 
 static int write_matrix(const struct moe_summary *m, const void *data, FILE *f)
@@ -97,6 +108,19 @@ static int write_bars(const struct moe_summary *m, const void *data, FILE *f)
     }
     fputc('\n', f);
     return b->n;
+}
+
+static int write_phases(const struct moe_summary *m, const void *data, FILE *f)
+{
+    const struct moe_phases *all = data;
+    (void)m;
+    fputs("phase,measured_us,predicted_us,error_pct,share_pct\n", f);
+    for (int i = 0; i < all->n; i++) {
+        const struct moe_phase *p = &all->items[i];
+        fprintf(f, "\"%s\",%.3f,%.3f,%.2f,%.2f\n", p->name, p->measured_us, p->predicted_us, p->error_pct,
+                p->share_pct);
+    }
+    return all->n;
 }
 
 /* Factors are eighths: exact numbers. The worst layer of the last step is another one for each factor. */
@@ -143,6 +167,18 @@ static void bar_args(const struct moe_summary *m, const void *data, FILE *f)
     fprintf(f, " %d %d %.0f '%s' %d", b->n_shown, b->n_parts, unit_us, unit, b == &m->simulated);
 }
 
+/* Without the step, beside which its phases would be short. */
+static void phase_args(const struct moe_summary *m, const void *data, FILE *f)
+{
+    const struct moe_phases *all = data;
+    double max_us = 0, unit_us;
+    (void)m;
+    for (int i = 1; i < all->n; i++)
+        max_us = fmax(max_us, fmax(all->items[i].measured_us, all->items[i].predicted_us));
+    const char *unit = moe_time_unit(max_us, &unit_us);
+    fprintf(f, " %d %.0f '%s'", all->n - 1 < MAX_PHASES ? all->n - 1 : MAX_PHASES, unit_us, unit);
+}
+
 #define OF(member) offsetof(struct moe_summary, member)
 static const struct figure figures[] = {
     {"load_first", "heat", OF(first.tokens), write_matrix, matrix_args, NULL},
@@ -152,6 +188,9 @@ static const struct figure figures[] = {
     {"measured_us", "bars", OF(measured), write_bars, bar_args, NULL},
     {"simulated_us", "bars", OF(simulated), write_bars, bar_args,
      "Nothing simulated yet: <code>moesim compare</code> adds results."},
+    {"predicted_us", "pairs", OF(phases), write_phases, phase_args,
+     "Not validated: hand the table of <code>moesim validate -o</code> to <code>moesim report "
+     "--validate</code>."},
 };
 
 static const void *data_of(const struct figure *figure, const struct moe_summary *m)
@@ -159,8 +198,8 @@ static const void *data_of(const struct figure *figure, const struct moe_summary
     return (const char *)m + figure->of;
 }
 
-/* Writes the CSV of each figure and draws those that have data. The script draws the SVG and says `height`;
- * the PNG is the same at twice the size. */
+/* Writes and draws each figure that has data. The script draws the SVG and says `height`; the PNG is the same
+ * at twice the size. */
 static int draw(struct page *p, int (*gnuplot)(const char *script, const char *dir))
 {
     FILE *gp, *csv;
@@ -170,7 +209,10 @@ static int draw(struct page *p, int (*gnuplot)(const char *script, const char *d
         MOE_TRY(open_file(p->dir, g->name, ".csv", "w", &csv));
         int rows = g->csv(p->m, data_of(g, p->m), csv);
         MOE_TRY(close_written(csv, p->dir));
-        if (!rows) continue;
+        if (!rows) {
+            MOE_TRY(remove_file(p->dir, g->name, ".csv"));
+            continue;
+        }
         p->drawn |= 1u << i;
         fprintf(gp, "call '" MOESIM_REPORTS_DIR "/%s.gp' '%s'", g->script, g->name);
         if (g->args) g->args(p->m, data_of(g, p->m), gp);
@@ -349,8 +391,9 @@ static int publish(const char *from_dir, const char *to_dir, const char *name, c
 {
     char *from = join(from_dir, name, suffix), *to = join(to_dir, name, suffix);
     int err = MOE_OK;
-    if (rename(from, to) < 0 && (errno != ENOENT || (unlink(to) < 0 && errno != ENOENT)))
-        err = moe_fail(MOE_EFAILED, "%s: %s", to, strerror(errno));
+    if (rename(from, to) < 0)
+        err = errno == ENOENT ? remove_file(to_dir, name, suffix)
+                              : moe_fail(MOE_EFAILED, "%s: %s", to, strerror(errno));
     free(from);
     free(to);
     return err;
@@ -375,7 +418,7 @@ static int write_all(struct page *p, const char *dir, int (*gnuplot)(const char 
     return publish(p->dir, dir, "index", ".html");
 }
 
-int moe_report(const char *store_path, const char *dir, FILE *findings,
+int moe_report(const char *store_path, const char *phases_path, const char *dir, FILE *findings,
                int (*gnuplot)(const char *script, const char *dir))
 {
     struct moe_summary m;
@@ -383,6 +426,7 @@ int moe_report(const char *store_path, const char *dir, FILE *findings,
     struct page p = {.m = &m, .dir = folder};
     int err;
     MOE_TRY_GOTO(moe_summary_load(store_path, &m));
+    if (phases_path) MOE_TRY_GOTO(moe_summary_load_phases(phases_path, &m));
     if ((mkdir(dir, 0777) < 0 && errno != EEXIST) || !mkdtemp(folder))
         MOE_TRY_GOTO(moe_fail(MOE_EFAILED, "%s: %s", dir, strerror(errno)));
     err = write_all(&p, dir, gnuplot);

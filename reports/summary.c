@@ -4,8 +4,10 @@
  * learn each operation's pass and the group of each collective. */
 #include "reports/summary.h"
 
+#include "sim/calibrate.h"
 #include "sim/lower.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -330,6 +332,66 @@ static int load_simulated(struct moe_store *s, struct moe_bars *b)
     return err;
 }
 
+/* ---- validated ---- */
+
+/* The step is the sum of its phases, and stays first where one phase is all of it. */
+static int by_measured(const void *a, const void *b)
+{
+    const struct moe_phase *x = a, *y = b;
+    const bool x_step = !strcmp(x->name, "step"), y_step = !strcmp(y->name, "step");
+    if (x_step != y_step) return y_step - x_step;
+    if (x->measured_us != y->measured_us) return x->measured_us < y->measured_us ? 1 : -1;
+    return strcmp(x->name, y->name);
+}
+
+static int read_phases(const char *path, FILE *f, struct moe_phases *out)
+{
+    char *line = NULL;
+    size_t size = 0;
+    bool good = getline(&line, &size, f) >= 0 && !strcmp(line, "phase,measured_us,predicted_us\n");
+    while (good && getline(&line, &size, f) >= 0) {
+        struct moe_phase p = {0};
+        int used = 0;
+        sscanf(line, "\"%47[^\"]\",%lf,%lf\n%n", p.name, &p.measured_us, &p.predicted_us, &used);
+        good = used > 0 && !line[used] && p.measured_us >= 0 && isfinite(p.measured_us) &&
+               p.predicted_us >= 0 && isfinite(p.predicted_us);
+        out->items = moe_grow(out->items, &out->cap, out->n + 1, sizeof *out->items);
+        out->items[out->n++] = p;
+    }
+    free(line);
+    if (good && out->n > 1) {
+        qsort(out->items, (size_t)out->n, sizeof *out->items, by_measured);
+        if (!strcmp(out->items[0].name, "step") && out->items[0].measured_us > 0 &&
+            out->items[1].measured_us > 0)
+            return MOE_OK;
+    }
+    return moe_fail(MOE_EINPUT, "%s: expected a table of moesim validate -o", path);
+}
+
+static void conclude_phases(struct moe_phases *all)
+{
+    double *error = moe_alloc((size_t)all->n, sizeof *error);
+    for (int i = 0; i < all->n; i++) {
+        struct moe_phase *p = &all->items[i];
+        p->share_pct = 100 * p->measured_us / all->items[0].measured_us;
+        if (p->measured_us > 0) p->error_pct = 100 * (p->predicted_us / p->measured_us - 1);
+        if (i && p->share_pct >= MOE_COUNTED_PCT) error[all->n_counted++] = fabs(p->error_pct);
+    }
+    if (all->n_counted) all->median_error_pct = moe_median(error, all->n_counted);
+    free(error);
+}
+
+int moe_summary_load_phases(const char *path, struct moe_summary *m)
+{
+    FILE *f = fopen(path, "r");
+    if (!f) return moe_fail(MOE_EFAILED, "%s: %s", path, strerror(errno));
+    int err = read_phases(path, f, &m->phases);
+    fclose(f);
+    MOE_TRY(err);
+    conclude_phases(&m->phases);
+    return MOE_OK;
+}
+
 /* ---- all of it ---- */
 
 static int load_run(struct moe_store *s, struct moe_summary *m)
@@ -393,4 +455,5 @@ void moe_summary_free(struct moe_summary *m)
     free_matrix(&m->traffic);
     free(m->measured.bars);
     free(m->simulated.bars);
+    free(m->phases.items);
 }

@@ -42,6 +42,21 @@ struct moe_bars {
     struct moe_bar *bars;
 };
 
+/* Predicted and measured times of a step, as moesim validate found them. */
+struct moe_phase {
+    char name[MOE_NAME];
+    double measured_us, predicted_us;
+    double error_pct; /* predicted / measured - 1; 0 where nothing was measured */
+    double share_pct; /* measured, of the measured step */
+};
+struct moe_phases {
+    int n, cap;
+    struct moe_phase *items; /* the longest measured first: items[0] is the step */
+    int n_counted;           /* phases of MOE_COUNTED_PCT of the step or more: items[1] to items[n_counted] */
+    double median_error_pct; /* over these, of magnitudes */
+};
+enum { MOE_COUNTED_PCT = 5 }; /* as moesim validate counts */
+
 struct moe_summary {
     struct moe_store_info info;
     struct moe_scenario *scenario;
@@ -52,11 +67,15 @@ struct moe_summary {
     int64_t median_step;               /* a step of median duration, the shorter one of two */
     struct moe_bars measured;          /* of that step: bars[0] is the mean over ranks, then each rank */
     struct moe_bars simulated;         /* one per result, the least time per kept token first */
+    struct moe_phases phases;          /* none before moe_summary_load_phases */
 };
 
 /* Errors: MOE_EINPUT for what is no trace store, holds no complete step, or contradicts its own scenario. out
  * is freed with moe_summary_free in any case. */
 int moe_summary_load(const char *store_path, struct moe_summary *out);
+/* Adds the table that moesim validate wrote. Errors: MOE_EFAILED for what cannot be read, MOE_EINPUT for what
+ * is no such table. */
+int moe_summary_load_phases(const char *path, struct moe_summary *m);
 void moe_summary_free(struct moe_summary *m);
 
 /* Of the rows that the tokens of a step chose in a layer (-1: in all of them), the share that stays behind

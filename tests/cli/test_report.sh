@@ -9,7 +9,7 @@ sql() { sqlite3 -separator , run.db "$1"; }
 sed 's/expert_parallel: 4/expert_parallel: 2/' "$small" > pairs.yaml
 expect 0 . capture pairs.yaml --data "$source_dir/LICENSE" -o run.db --steps 4
 # A rank with nothing to receive leaves before the other has come: it has no own time.
-sql "UPDATE op SET end_ns = entry_ns WHERE label = 'layer 0 forward dispatch'"
+sql "UPDATE op SET end_ns = entry_ns, start_ns = entry_ns WHERE label = 'layer 0 forward dispatch'"
 expect 0 '^best: ' compare run.db --vary topology=pcie_box,dgx_h100 -o run.db
 expect 0 '^Routing: ' report run.db -o page
 cp out findings

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The report's figures of traffic and drops, and its ranking: the same numbers as awk and SQL find in the
-# store; of each figure a CSV and a PNG, and nothing else.
+# The figures of traffic, drops and predictions in the report, and its ranking: the same numbers as awk and
+# SQL find in the store; of each figure a CSV and a PNG, and nothing else.
 . "$(dirname "$0")/lib.sh"
 command -v mpirun > /dev/null || { echo 'skip: no mpirun' && exit 77; }
 
@@ -8,7 +8,7 @@ sql() { sqlite3 -separator , run.db "$1"; }
 
 # Ranks 0 and 2 split the experts, and 1 and 3. 16 tokens to 2 of 8 experts: a factor of 1 keeps 4 rows.
 sed 's/parallel: 4/parallel: 2, rank_order: strided/; s/rank: 32/rank: 16/' "$small" > strided.yaml
-expect 0 . capture strided.yaml --data "$source_dir/LICENSE" -o run.db --steps 2
+expect 0 . capture strided.yaml --data "$source_dir/LICENSE" -o run.db --steps 12
 expect 0 '^best: ' compare run.db --vary topology=pcie_box,dgx_h100 --vary dispatcher=alltoall,allgather \
     --vary capacity=dropless,1.0,1.25,2 -o run.db
 expect 0 '^Simulated: ' report run.db -o page
@@ -22,7 +22,7 @@ choices()
         { for (i = 1; i < length($3); i += 4) print $1 "," $2 "," 16 * digit(i) + digit(i + 1) }'
 }
 choices 0 > first
-choices 1 > last
+choices 11 > last
 
 # 4 of the 8 experts a rank; a row is 16 floats.
 awk -F, '
@@ -31,7 +31,7 @@ awk -F, '
         print "step,from rank,to rank,rows,relative,bytes"
         for (f = 0; f < 4; f++)
             for (t = 0; t < 4; t++)
-                printf "1,%d,%d,%d,%.6g,%d\n", f, t, rows[f, t], rows[f, t] * 2 / all[f], rows[f, t] * 64
+                printf "11,%d,%d,%d,%.6g,%d\n", f, t, rows[f, t], rows[f, t] * 2 / all[f], rows[f, t] * 64
     }' last > traffic.csv
 diff traffic.csv page/traffic.csv || fail 'other traffic'
 
@@ -46,7 +46,7 @@ awk -F, '
         return n / 128 * 100
     }
     END {
-        print "capacity,step 0 (first),step 1 (last),its worst layer"
+        print "capacity,step 0 (first),step 11 (last),its worst layer"
         for (factor = 0.5; factor <= 3; factor += 0.125) {
             a = dropped("last", 0, factor)
             b = dropped("last", 1, factor)
@@ -84,12 +84,40 @@ grep -q "^Simulated: $best is the best of 16: " findings || fail "$best is not t
     grep -q '4 more in the CSV' page/index.html ||
     fail 'not 12 rows of the ranking, 11 of them slower, beside the finding'
 
+# ---- predicted against measured: the numbers of validate, and those of awk ----
+expect 0 . validate run.db --topology pcie_box -o phases.csv
+expect 0 '^Validated: ' report run.db --validate phases.csv -o page
+grep '^Validated' out > sentence
+tail -n +2 phases.csv | sort > phases
+tail -n +2 page/predicted_us.csv | sed 's/,[^,]*,[^,]*$//' | sort | diff phases - || fail 'other phases'
+sed 's/^"\(.*\)",\([^,]*\),/\1;\2;/' phases | awk -F';' '
+    function abs(x) { return x < 0 ? -x : x }
+    $1 == "step" { step = $2; of_step = ($3 / $2 - 1) * 100 }
+    { name[NR] = $1; us[NR] = $2; error[NR] = $2 > 0 ? ($3 / $2 - 1) * 100 : 0 }
+    END {
+        for (i = 1; i <= NR; i++) {
+            if (name[i] == "step" || us[i] < 0.05 * step) continue
+            for (j = n++; j > 0 && sorted[j - 1] > abs(error[i]); j--) sorted[j] = sorted[j - 1]
+            sorted[j] = abs(error[i])
+            if (!worst || abs(error[i]) > abs(error[worst])) worst = i
+        }
+        printf "Validated: of the %d phases of 5 %% of the step or more ", n
+        printf "the median prediction is %.1f %% off, ", (sorted[int((n - 1) / 2)] + sorted[int(n / 2)]) / 2
+        printf "the furthest (%s) %+.1f %%; the step %+.1f %%.\n", name[worst], error[worst], of_step
+    }' | diff - sentence || fail 'another sentence'
+for broken in 's/,measured_us//' 's/^"step",/"stop",/' 's/^"step",[^,]*/"step",nan/' '$s/$/,1/'; do
+    sed "$broken" phases.csv > broken.csv
+    expect 3 'broken.csv: expected a table of moesim validate' report run.db --validate broken.csv -o page
+done
+expect 1 'none.csv: No such file' report run.db --validate none.csv -o page
+
 # ---- files: a PNG that is one for each CSV; a figure without data leaves no older one behind ----
-for figure in load_first load_last traffic dropped measured_us simulated_us; do
+for figure in load_first load_last traffic dropped measured_us simulated_us predicted_us; do
     [ -s "page/$figure.csv" ] && head -c 8 "page/$figure.png" | grep -q PNG || fail "$figure: no CSV or PNG"
 done
-[ "$(ls -A page | wc -l)" -eq 13 ] || fail "other files: $(ls -A page)"
+[ "$(ls -A page | wc -l)" -eq 15 ] || fail "other files: $(ls -A page)"
 sql 'DELETE FROM result'
 expect 0 . report run.db -o page
-[ ! -e page/simulated_us.png ] || fail 'the figure of an older report'
+[ "$(ls -A page | wc -l)" -eq 11 ] && grep -q 'Not validated: ' page/index.html ||
+    fail "a figure of an older report: $(ls -A page)"
 finish
