@@ -169,14 +169,24 @@ static int edit_distance(const char *a, const char *b)
 
 const char *moe_nearest(const char *word, const char *const *names, int n)
 {
-    const char *nearest = NULL;
-    int best = (int)(strnlen(word, MOE_NAME) + 1) / 2;
+    const char *nearest = NULL, *longer = NULL;
+    int best = (int)(strnlen(word, MOE_NAME) + 1) / 2, n_longer = 0;
     for (int i = 0; i < n; i++) {
         int d = edit_distance(word, names[i]);
+        if (*word && !strncmp(word, names[i], strlen(word)) && n_longer++ == 0) longer = names[i];
         if (d < best) {
             best = d;
             nearest = names[i];
         }
     }
-    return nearest;
+    return n_longer == 1 ? longer : nearest;
+}
+
+const char *moe_hint(const char *word, const char *const *names, int n, char out[MOE_HINT])
+{
+    const char *nearest = moe_nearest(word, names, n);
+    int used = snprintf(out, MOE_HINT, "%s%s", nearest ? ", did you mean " : "", nearest ? nearest : "");
+    for (int i = 0; i < n && !nearest && used < MOE_HINT; i++)
+        used += snprintf(out + used, (size_t)(MOE_HINT - used), "%s%s", i ? ", " : ", known: ", names[i]);
+    return out;
 }

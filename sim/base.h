@@ -92,8 +92,14 @@ int moe_parse_quantity(const char *text, enum moe_unit unit, double *out);
  * most; rate > 0. Never less for a larger amount. The one place where a rate becomes a time. */
 moe_ps moe_time(double amount, double rate);
 
-/* The name in names[n] with the smallest edit distance to word, or NULL when none is closer than half the
- * word's length: for "unknown key 'hiden' (did you mean 'hidden'?)". Cost: O(n * length^2). */
+/* The only name in names[n] that begins with word, or else that with the smallest edit distance to it; NULL
+ * when none is closer than half the word's length: for "unknown key 'hiden' (did you mean 'hidden'?)". Cost:
+ * O(n * length^2). */
 const char *moe_nearest(const char *word, const char *const *names, int n);
+
+/* What to say behind an unknown word: ", did you mean NEAREST", or ", known: A, B, ..." (cut when it is
+ * long). Result: out. */
+enum { MOE_HINT = 8 * MOE_NAME };
+const char *moe_hint(const char *word, const char *const *names, int n, char out[MOE_HINT]);
 
 #endif

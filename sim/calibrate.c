@@ -379,14 +379,19 @@ static int distance(const struct moe_steps *steps, int step, const double *value
     return MOE_OK;
 }
 
-/* Sets a number to the one of low, low * by, ... up to high with which the phases are nearest. */
-static int search(const struct moe_steps *steps, int64_t cores, int fifth, enum moe_fitted number, double low,
-                  double high, double by, double *value)
+/* What is tried of a number: low, low * by, ... up to high. */
+static const struct {
+    double low, high, by;
+} grid[MOE_FIT_COUNT] = {[MOE_FIT_SLICE] = {0.5e-3, 17e-3, 1.41421356}, [MOE_FIT_CROWDING] = {1, 1.7, 1.04}};
+
+/* Sets a number to the one of its grid with which the phases are nearest. */
+static int search(const struct moe_steps *steps, int64_t cores, int fifth, enum moe_fitted number,
+                  double *value)
 {
     struct moe_times *times = moe_times_new(steps->s);
-    double least = INFINITY, best = low;
+    double least = INFINITY, best = grid[number].low;
     int err = MOE_OK;
-    for (double tried = low; tried < high && err >= 0; tried *= by) {
+    for (double tried = best; tried < grid[number].high && err >= 0; tried *= grid[number].by) {
         double sum = 0;
         value[number] = tried;
         for (int i = 0; i < steps->n && err >= 0; i++)
@@ -434,10 +439,18 @@ static int fit(const struct moe_steps *steps, const struct samples *kernels,
     fit_host(steps, fifth, value);
     value[MOE_FIT_CROWDING] = 1;
     for (int round = 0; round < 2; round++) {
-        MOE_TRY(search(steps, cores, fifth, MOE_FIT_SLICE, 0.5e-3, 17e-3, sqrt(2), value));
-        MOE_TRY(search(steps, cores, fifth, MOE_FIT_CROWDING, 1, 1.7, 1.04, value));
+        MOE_TRY(search(steps, cores, fifth, MOE_FIT_SLICE, value));
+        MOE_TRY(search(steps, cores, fifth, MOE_FIT_CROWDING, value));
     }
     return MOE_OK;
+}
+
+/* Is a number inside what was tried? No host is quicker than its medians: crowding may be 1. */
+static bool is_inside(enum moe_fitted number, double value)
+{
+    bool above = number == MOE_FIT_CROWDING || value > grid[number].low;
+    if (is_rate[number]) return value < 0.999 * most_rate * moe_fitted_size[number];
+    return above && (grid[number].high == 0 || value * grid[number].by < grid[number].high);
 }
 
 static void fit_errors(const struct samples *s, struct moe_fit *out)
@@ -485,6 +498,7 @@ int moe_calibrate(const struct moe_steps *steps, int64_t cores, struct moe_fit *
         double mean = 0, squares = 0;
         for (int p = 0; p < n_parts; p++) mean += part[p][i] / n_parts;
         for (int p = 0; p < n_parts; p++) squares += (part[p][i] - mean) * (part[p][i] - mean);
+        out->determined[i] = is_inside((enum moe_fitted)i, out->value[i]);
         out->spread[i] = n_parts ? sqrt(squares / (n_parts - 1)) : 0;
     }
     fit_errors(&kernels, out);

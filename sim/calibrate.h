@@ -83,8 +83,9 @@ struct moe_steps {
 };
 
 struct moe_fit {
-    double value[MOE_FIT_COUNT];  /* base units */
-    double spread[MOE_FIT_COUNT]; /* standard deviation of the values fitted to fifths of the steps */
+    double value[MOE_FIT_COUNT];    /* base units */
+    double spread[MOE_FIT_COUNT];   /* standard deviation of the values fitted to fifths of the steps */
+    bool determined[MOE_FIT_COUNT]; /* false: at the end of what was tried, so the capture does not tell */
     int n_samples;
     double class_error[MOE_CLASS_COUNT]; /* median of |fitted / measured - 1| on a core of its own */
     int class_samples[MOE_CLASS_COUNT];

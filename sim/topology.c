@@ -115,9 +115,9 @@ static int unknown_name(const char *folder, const char *name)
         entry[i]->d_name[strlen(entry[i]->d_name) - 5] = 0;
         names[i] = entry[i]->d_name;
     }
-    const char *nearest = moe_nearest(name, names, n);
-    int err = moe_fail(MOE_EINPUT, "unknown topology '%s' in %s%s%s%s", name, folder,
-                       nearest ? " (did you mean '" : "", nearest ? nearest : "", nearest ? "'?)" : "");
+    char hint[MOE_HINT];
+    int err =
+        moe_fail(MOE_EINPUT, "unknown topology '%s' in %s%s", name, folder, moe_hint(name, names, n, hint));
     for (int i = 0; i < n; i++) free(entry[i]);
     free(entry);
     free(names);

@@ -20,9 +20,9 @@ int moe_format_find(const char *name, const struct moe_format **out)
         names[i] = formats[i]->name;
         if (!strcmp(name, names[i])) return MOE_OK;
     }
-    const char *nearest = moe_nearest(name, names, FORMAT_COUNT);
-    return moe_fail(MOE_EUSAGE, "unknown format '%s'%s%s (--help lists all)", name,
-                    nearest ? ", did you mean " : "", nearest ? nearest : "");
+    char hint[MOE_HINT];
+    return moe_fail(MOE_EUSAGE, "--format %s: unknown format%s", name,
+                    moe_hint(name, names, FORMAT_COUNT, hint));
 }
 
 /* "a/b" or "a.partial", to be freed */

@@ -110,8 +110,8 @@ static int read_ids(const json_t *rows, struct record *out)
         const json_t *row = json_array_get(rows, (size_t)(i / out->top_k));
         const json_t *id = json_array_get(row, (size_t)(i % out->top_k));
         if (json_array_size(row) != (size_t)out->top_k)
-            return moe_fail(MOE_EINPUT, "token %lld: %zu experts, expected topk %lld",
-                            (long long)(i / out->top_k), json_array_size(row), (long long)out->top_k);
+            return moe_fail(MOE_EINPUT, "token %lld: %zu of topk %lld experts", (long long)(i / out->top_k),
+                            json_array_size(row), (long long)out->top_k);
         if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) > UINT16_MAX)
             return moe_fail(MOE_EINPUT, "token %lld: expected experts from 0 to 65535",
                             (long long)(i / out->top_k));

@@ -373,7 +373,10 @@ int moe_store_each_op(struct moe_store *s, int64_t step_from, int64_t step_to,
         };
         copy_text(op.label, sizeof op.label, q, 9);
         copy_text(op.kind, sizeof op.kind, q, 10);
-        more = fn(ctx, &op);
+        bool in_order = 0 <= op.entry_ns && op.entry_ns <= op.start_ns && op.start_ns <= op.end_ns;
+        more = in_order ? fn(ctx, &op)
+                        : moe_fail(MOE_EINPUT, "%s: step %lld, rank %d: '%s' ends before it begins", s->path,
+                                   (long long)op.step, op.rank, op.label);
         if (more < 0) break;
     }
     sqlite3_reset(q);

@@ -8,14 +8,16 @@
 
 static const double busy = 1.3; /* crowding; a quiet host shows 1.0 to 1.15 */
 
+static const char undetermined[] = "not determined by this capture";
+
 static json_t *numbers_json(const struct moe_fit *fit)
 {
     json_t *list = json_array();
     for (int i = 0; i < MOE_FIT_COUNT; i++)
-        json_array_append_new(list,
-                              json_pack("{s:s, s:f, s:f, s:s}", "number", moe_fitted_text[i], "value",
-                                        fit->value[i] / moe_fitted_size[i], "spread",
-                                        fit->spread[i] / moe_fitted_size[i], "unit", moe_fitted_unit[i]));
+        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:s, s:s}", "number", moe_fitted_text[i],
+                                              "value", fit->value[i] / moe_fitted_size[i], "spread",
+                                              fit->spread[i] / moe_fitted_size[i], "unit", moe_fitted_unit[i],
+                                              "source", fit->determined[i] ? "fitted" : undetermined));
     return list;
 }
 
@@ -47,6 +49,8 @@ static int write_topology(const struct moe_args *args, const struct moe_capture 
             args->name, (long long)t.gpus_per_node, t.matmul_float32_flops / 1e9,
             t.matmul_float64_flops / 1e9, t.memory_Bps / 1e9, t.launch_s * 1e6, t.host_sync_s * 1e6,
             (long long)c->in.scenario->ranks, fit->n_samples, c->steps.n);
+    for (int i = 0; i < MOE_FIT_COUNT; i++)
+        if (!fit->determined[i]) fprintf(f, "    %s: %s.\n", moe_fitted_text[i], undetermined);
     fprintf(f,
             "intra:\n  kind: switch\n  bandwidth: %.6g GB/s\n  latency: %.6g us\n  source: as for gpu\n"
             "inter:\n  nics_per_node: 1\n  bandwidth: %.6g GB/s\n  latency: %.6g us\n"

@@ -2,6 +2,7 @@
  *
  * RUN.db.rankN belong to the capture that runs; RUN.db changes only when they are merged into it. */
 #include "sim/cli/cli.h"
+#include "traces/format.h"
 #include "traces/store.h"
 
 #include <errno.h>
@@ -62,14 +63,43 @@ static int check_parts(const char *output, int ranks)
     return err;
 }
 
+/* Ranks would say of each what they all read. */
+static int check_data(const char *path, int64_t sequence)
+{
+    int64_t bytes;
+    MOE_TRY(check_readable(path));
+    MOE_TRY(moe_import_size(path, &bytes));
+    if (bytes > sequence) return MOE_OK;
+    return moe_fail(MOE_EINPUT, "%s: %lld bytes, expected at least %lld: a sequence and one more", path,
+                    (long long)bytes, (long long)sequence + 1);
+}
+
+/* The routing that a scenario draws stands for that of the model. Ranks that disagree crash or hang. */
+static int check_scenario(const struct moe_args *args, int *ranks, int64_t *sequence)
+{
+    struct moe_input in;
+    int err;
+    MOE_TRY_GOTO(moe_input_load(args, &in));
+    if (in.step >= 0) MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "%s: a trace, expected a scenario", args->input));
+    *ranks = (int)in.scenario->ranks;
+    *sequence = in.scenario->sequence;
+    if (args->ranks && args->ranks != *ranks)
+        MOE_TRY_GOTO(
+            moe_fail(MOE_EUSAGE, "-n %lld: %s has %d ranks", (long long)args->ranks, args->input, *ranks));
+    err = moe_check_input(args, &in);
+done:
+    moe_input_free(&in);
+    return err;
+}
+
 /* Before anything starts: one line instead of one from every rank. */
-static int check_files(const struct moe_args *args, int ranks)
+static int check_files(const struct moe_args *args, int ranks, int64_t sequence)
 {
     char checkpoint[PATH_MAX];
     MOE_TRY(check_folder(args->output));
     MOE_TRY(moe_check_replaceable(args->output));
     MOE_TRY(check_parts(args->output, ranks));
-    MOE_TRY(check_readable(args->data));
+    MOE_TRY(check_data(args->data, sequence));
     if (args->save) MOE_TRY(check_folder(args->save));
     if (!args->load) return MOE_OK;
     snprintf(checkpoint, sizeof checkpoint, "%s.ckpt0", args->load);
@@ -127,13 +157,10 @@ static bool all_recorded(const char *output, int ranks)
 
 int moe_cli_capture(const struct moe_args *args)
 {
-    struct moe_scenario *sc;
-    MOE_TRY(moe_scenario_load(args->input, &sc));
-    const int ranks = (int)sc->ranks;
-    moe_scenario_free(sc);
-    if (args->ranks && args->ranks != ranks)
-        return moe_fail(MOE_EUSAGE, "-n %lld: %s has %d ranks", (long long)args->ranks, args->input, ranks);
-    MOE_TRY(check_files(args, ranks));
+    int ranks;
+    int64_t sequence;
+    MOE_TRY(check_scenario(args, &ranks, &sequence));
+    MOE_TRY(check_files(args, ranks, sequence));
     int code = run_ranks(args, ranks);
     if (code < 0) return code;
     bool kept = code == 0 || all_recorded(args->output, ranks);

@@ -4,6 +4,7 @@
 #include "sim/cli/cli.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 /* What the absence of a verdict of a class means. */
 static const struct {
@@ -13,27 +14,28 @@ static const struct {
     {"C2", "order: every collective is entered by all its members in one order; no rank waits for ever"},
     {"C3", "scale: every gradient has the coefficient that it should have"},
     {"C4", "reduction: every gradient is the sum of every contribution of the right ranks, once"},
+    {"C5", "norms: the norm that gradients are clipped by covers every parameter's gradient, once"},
     {"C6", "content: nothing is read before it is written; every output is written"},
 };
 enum { CLASS_COUNT = sizeof classes / sizeof *classes };
 
-/* "0-3,7" */
-static void print_ranks(const struct moe_verdict *v)
+/* "error C1 ranks 0-3,7: layer 0 forward dispatch: ..." */
+static void print_verdict(const struct moe_verdict *v, FILE *out)
 {
+    fprintf(out, "%s C%d ranks ", moe_severity_text[v->severity], v->check_class);
     for (int first = 0, last; first < v->n_ranks; first = last + 1) {
         for (last = first; last + 1 < v->n_ranks && v->ranks[last + 1] == v->ranks[last] + 1;) last++;
-        printf("%s%d", first ? "," : "", v->ranks[first]);
-        if (last > first) printf("-%d", v->ranks[last]);
+        fprintf(out, "%s%d", first ? "," : "", v->ranks[first]);
+        if (last > first) fprintf(out, "-%d", v->ranks[last]);
     }
+    fprintf(out, ": %s: %s", v->op, v->text);
 }
 
 static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)
 {
     for (int i = 0; i < verdicts->n; i++) {
-        const struct moe_verdict *v = &verdicts->item[i];
-        printf("%s C%d ranks ", moe_severity_text[v->severity], v->check_class);
-        print_ranks(v);
-        printf(": %s: %s\n", v->op, v->text);
+        print_verdict(&verdicts->item[i], stdout);
+        putchar('\n');
     }
     if (errors)
         printf("%d error%s: ", errors, errors == 1 ? "" : "s");
@@ -61,6 +63,25 @@ static void print_json(const struct moe_verdicts *verdicts, int errors, const st
         json_array_append_new(proven, json_string(classes[i].name));
     moe_print_json(json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input",
                              moe_input_json(in), "errors", errors, "verdicts", list, "proven", proven));
+}
+
+int moe_check_input(const struct moe_args *args, const struct moe_input *in)
+{
+    struct moe_verdicts verdicts = {0};
+    int err = MOE_OK;
+    moe_check(in->schedule, in->routing, &verdicts);
+    for (int i = 0; i < verdicts.n && err == MOE_OK; i++) {
+        char *text;
+        size_t size;
+        if (verdicts.item[i].severity != MOE_SEVERITY_ERROR) continue;
+        FILE *f = open_memstream(&text, &size);
+        print_verdict(&verdicts.item[i], f);
+        fclose(f);
+        err = moe_fail(MOE_EVERDICT, "%s: %s (run moesim check)", args->input, text);
+        free(text);
+    }
+    moe_verdicts_free(&verdicts);
+    return err;
 }
 
 int moe_cli_check(const struct moe_args *args)

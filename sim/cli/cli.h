@@ -18,7 +18,7 @@ struct moe_args {
     const char *input;         /* SCENARIO, TRACE or RUN.db */
     const char *const *inputs; /* FILE...; the first is `input` */
     int n_inputs;
-    const char *output, *data, *save, *load, *topology, *format, *name;
+    const char *output, *data, *save, *load, *topology, *format, *name, *phases, *routing;
     int64_t ranks, steps, seed, timeout_s, step, threads, cores, max_step_error, max_phase_error;
     bool json, help;
     int n_vary;
@@ -38,7 +38,7 @@ int moe_cli_trace_export(const struct moe_args *args);
 int moe_cli_trace_import(const struct moe_args *args);
 int moe_cli_report(const struct moe_args *args);
 
-/* ---- input.c: a scenario, or the scenario and one step of a trace ---- */
+/* ---- input.c: a scenario, or the scenario and one step of a trace, or each from its own file ---- */
 
 struct moe_input {
     struct moe_scenario *scenario;
@@ -74,12 +74,18 @@ int moe_predict(const struct moe_schedule *s, const struct moe_routing *r, const
 /* Adds step_us, the parts and the bytes that links of each class carried. */
 void moe_result_json(const struct moe_sim_result *r, json_t *object);
 
+/* ---- check.c ---- */
+
+/* MOE_EVERDICT and the first error that check finds, or MOE_OK. */
+int moe_check_input(const struct moe_args *args, const struct moe_input *in);
+
 /* ---- output.c ---- */
 
-json_t *moe_json_text(const char *text); /* bytes that are not UTF-8 become '?' */
-void moe_print_json(json_t *root);       /* and gives up root, as the next two do */
-void moe_print_fields(json_t *object);   /* a line a key */
-void moe_print_rows(json_t *list);       /* a table of objects with the same keys, which are its heads */
+int moe_fail_in(const char *path, int err); /* the last error, which names its file when it did not */
+json_t *moe_json_text(const char *text);    /* bytes that are not UTF-8 become '?' */
+void moe_print_json(json_t *root);          /* and gives up root, as the next two do */
+void moe_print_fields(json_t *object);      /* a line a key */
+void moe_print_rows(json_t *list);          /* a table of objects with the same keys, which are its heads */
 
 /* ---- trace_info.c ---- */
 

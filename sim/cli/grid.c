@@ -82,7 +82,8 @@ static int check_value(const struct moe_input *in, int key, const char *text, co
         moe_topo_free(t);
     }
     if (key == MOE_VARY_DISPATCHER) {
-        MOE_TRY(moe_lower(&sc, &s));
+        snprintf(sc.name, sizeof sc.name, "--vary %s", text); /* what its error names */
+        if (moe_lower(&sc, &s) < 0) return moe_fail(MOE_EUSAGE, "%s", moe_error());
         moe_schedule_free(s);
     }
     return MOE_OK;
@@ -92,18 +93,16 @@ static int check_value(const struct moe_input *in, int key, const char *text, co
 static int read_vary(struct moe_grid *g, const struct moe_input *in, const char *text)
 {
     const char *names[MOE_VARY_COUNT];
-    char name[MOE_NAME];
+    char name[MOE_NAME], hint[MOE_HINT];
     int key = 0;
     size_t length = strcspn(text, "=");
     snprintf(name, sizeof name, "%.*s", (int)length, text);
     for (; key < MOE_VARY_COUNT; key++) {
-        names[key] = moe_vary[key].name;
-        if (!strcmp(name, names[key]) || !strcmp(name, moe_vary[key].column)) break;
+        names[key] = moe_vary[key].column;
+        if (!strcmp(name, names[key]) || !strcmp(name, moe_vary[key].name)) break;
     }
-    const char *nearest = key == MOE_VARY_COUNT ? moe_nearest(name, names, key) : NULL;
     if (key == MOE_VARY_COUNT)
-        return moe_fail(MOE_EUSAGE, "--vary %s: unknown key%s%s (--help lists all)", text,
-                        nearest ? ", did you mean " : "", nearest ? nearest : "");
+        return moe_fail(MOE_EUSAGE, "--vary %s: unknown key%s", text, moe_hint(name, names, key, hint));
     const char *value = text + length;
     do {
         value += *value != 0; /* past '=' or ',' */

@@ -42,8 +42,8 @@ struct moe_grid {
 };
 
 /* Reads args->vary; a key that is not there has the value of the scenario. Result: *g, to be freed in any
- * case. Errors: MOE_EUSAGE for an unknown key, an empty or impossible value; MOE_EINPUT for an unknown
- * dispatcher or topology. */
+ * case. Errors: MOE_EUSAGE for an unknown key or dispatcher, an empty or impossible value; MOE_EINPUT for
+ * an unknown topology. */
 int moe_grid_make(struct moe_grid *g, const struct moe_args *args, const struct moe_input *in);
 /* Simulates the variants on n_threads threads (0: as many as there are cores). Result: does not depend on
  * n_threads. Errors: when no variant has a result, that of the first. */

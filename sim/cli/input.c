@@ -12,7 +12,8 @@ static int load_scenario(struct moe_store *store, const char *path, struct moe_s
 {
     char *text;
     MOE_TRY(moe_store_get(store, "scenario", &text));
-    if (!text) return moe_fail(MOE_EINPUT, "%s: holds no scenario", path);
+    if (!text)
+        return moe_fail(MOE_EINPUT, "%s: holds no scenario, give one: SCENARIO --routing %s", path, path);
     int err = moe_scenario_parse(path, text, out);
     free(text);
     return err;
@@ -28,24 +29,25 @@ static int check_fits(const struct moe_input *in, const char *path)
                         s->n_ranks, s->n_layers, s->n_experts, s->top_k);
     for (int i = 0; i < s->n_ranks; i++)
         if (r->tokens[i] != s->tokens[i])
-            return moe_fail(MOE_EINPUT, "%s: rank %d routed %lld tokens; its scenario says %lld", path, i,
+            return moe_fail(MOE_EINPUT, "%s: rank %d routed %lld tokens; the scenario says %lld", path, i,
                             (long long)r->tokens[i], (long long)s->tokens[i]);
     return MOE_OK;
 }
 
-static int load_trace(const struct moe_args *args, struct moe_input *in)
+/* Routing from the trace, and the scenario when there is none yet. */
+static int load_trace(const struct moe_args *args, const char *path, struct moe_input *in)
 {
     struct moe_store *store;
     struct moe_store_info info;
     int err;
-    MOE_TRY(moe_store_open(args->input, MOE_STORE_READ, &store));
-    MOE_TRY_GOTO(load_scenario(store, args->input, &in->scenario));
+    MOE_TRY(moe_store_open(path, MOE_STORE_READ, &store));
+    if (!in->scenario) MOE_TRY_GOTO(load_scenario(store, path, &in->scenario));
     MOE_TRY_GOTO(moe_store_info(store, &info));
     in->step = args->step < 0 ? info.last_step : args->step;
     err = moe_routing_load(store, in->step, &in->routing);
-    if (err < 0) MOE_TRY_GOTO(moe_fail(err, "%s: %s", args->input, moe_error()));
+    if (err < 0) MOE_TRY_GOTO(moe_fail_in(path, err));
     MOE_TRY_GOTO(moe_lower(in->scenario, &in->schedule));
-    MOE_TRY_GOTO(check_fits(in, args->input));
+    MOE_TRY_GOTO(check_fits(in, path));
 done:
     moe_store_close(store);
     return err;
@@ -63,12 +65,13 @@ static bool is_trace(const char *path)
 int moe_input_load(const struct moe_args *args, struct moe_input *in)
 {
     *in = (struct moe_input){.step = -1};
-    if (is_trace(args->input)) {
-        MOE_TRY(load_trace(args, in));
+    const char *trace = args->routing ? args->routing : is_trace(args->input) ? args->input : NULL;
+    if (trace != args->input) MOE_TRY(moe_scenario_load(args->input, &in->scenario));
+    if (trace) {
+        MOE_TRY(load_trace(args, trace, in));
     } else {
-        if (args->step >= 0) return moe_fail(MOE_EUSAGE, "--step: %s is not a trace", args->input);
-        MOE_TRY(moe_scenario_load(args->input, &in->scenario));
         const struct moe_scenario *sc = in->scenario;
+        if (args->step >= 0) return moe_fail(MOE_EUSAGE, "--step: %s is not a trace", args->input);
         MOE_TRY(moe_lower(sc, &in->schedule));
         in->routing = moe_routing_generate((int)sc->layers, (int)sc->ranks, (int)sc->experts, (int)sc->top_k,
                                            sc->tokens, sc->skew, (uint64_t)sc->seed);
@@ -85,12 +88,18 @@ void moe_input_free(struct moe_input *in)
     moe_routing_free(in->routing);
 }
 
+static const char *plural(int64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 void moe_input_print(const struct moe_input *in)
 {
     const struct moe_scenario *sc = in->scenario;
-    printf("%lld ranks, expert parallel %lld, %lld layers, %lld experts top-%lld, %lld tokens a step; ",
-           (long long)sc->ranks, (long long)sc->expert_parallel, (long long)sc->layers,
-           (long long)sc->experts, (long long)sc->top_k, (long long)in->tokens);
+    printf("%lld rank%s, expert parallel %lld, %lld layer%s, %lld expert%s top-%lld, %lld token%s a step; ",
+           (long long)sc->ranks, plural(sc->ranks), (long long)sc->expert_parallel, (long long)sc->layers,
+           plural(sc->layers), (long long)sc->experts, plural(sc->experts), (long long)sc->top_k,
+           (long long)in->tokens, plural(in->tokens));
     if (in->step >= 0)
         printf("routing of step %lld\n", (long long)in->step);
     else

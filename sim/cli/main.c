@@ -88,6 +88,8 @@ static const struct option {
     {"threads", 0, "N", "variants at a time: as many as there are cores", ON(COMPARE), 0, NUMBER, AT(threads),
      1, 0},
     {"step", 0, "N", "step of the trace (its last complete one)", READERS, 0, NUMBER, AT(step), 0, -1},
+    {"routing", 0, "TRACE", "route as this trace does, which may be an imported one", READERS, 0, TEXT,
+     AT(routing)},
     {"format", 0, "FORMAT", "megatron (router trace, JSONL) or npy (expert ids, NumPy)", FORMATS, FORMATS,
      TEXT, AT(format)},
     {"step", 0, "N", "step to write: all complete ones", ON(TRACE_EXPORT), 0, NUMBER, AT(step), 0, -1},
@@ -100,17 +102,41 @@ static const struct option {
      AT(output)},
     {"output", 'o', "TOPOLOGY.yaml", "topology to write", ON(CALIBRATE), ON(CALIBRATE), TEXT, AT(output)},
     {"output", 'o', "PHASES.csv", "table to write", ON(VALIDATE), 0, TEXT, AT(output)},
+    {"validate", 0, "PHASES.csv", "what moesim validate wrote with -o: predicted against measured",
+     ON(REPORT), 0, TEXT, AT(phases)},
     {"output", 'o', "DIR", "folder to write", ON(REPORT), ON(REPORT), TEXT, AT(output)},
     {"json", 0, NULL, "print JSON", ON_ALL & ~ON(REPORT), 0, FLAG, AT(json)},
     {"help", 'h', NULL, "this text", ON_ALL, 0, FLAG, AT(help)},
 };
 enum { OPTION_COUNT = sizeof options / sizeof *options };
 
-static void print_help(void)
+/* Is it the first of the two words of a command's name? */
+static bool begins(const char *word, const char *name)
 {
-    puts("usage: moesim COMMAND ...\n"
-         "Predicts, checks and measures the communication of mixture-of-experts training.\n");
-    for (int c = 0; c < COMMAND_COUNT; c++) printf("  %-12s %s\n", commands[c].name, commands[c].summary);
+    size_t n = strlen(word);
+    return !strncmp(word, name, n) && name[n] == ' ';
+}
+
+static bool is_group(const char *word)
+{
+    for (int c = 0; c < COMMAND_COUNT; c++)
+        if (begins(word, commands[c].name)) return true;
+    return false;
+}
+
+static bool asks_for_help(const char *word)
+{
+    return !strcmp(word, "--help") || !strcmp(word, "-h");
+}
+
+/* Of the commands that begin with this word; NULL: of all. */
+static void print_help(const char *group)
+{
+    printf("usage: moesim %s%sCOMMAND ...\n", group ? group : "", group ? " " : "");
+    puts("Predicts, checks and measures the communication of mixture-of-experts training.\n");
+    for (int c = 0; c < COMMAND_COUNT; c++)
+        if (!group || begins(group, commands[c].name))
+            printf("  %-12s %s\n", commands[c].name, commands[c].summary);
     puts("\nmoesim COMMAND --help lists its options; moesim --version the version.\n"
          "Exit codes: 0 done, 1 failed, 2 wrong command line, 3 wrong input, 4 a facility is missing,\n"
          "5 a verdict failed, 130 interrupted.");
@@ -137,6 +163,21 @@ static void print_command_help(enum command_id id)
 
 /* ---- parsing ---- */
 
+/* Of one word, or two when there are commands that begin with the first. */
+static int unknown_command(int argc, char **argv)
+{
+    const char *names[COMMAND_COUNT];
+    char word[2 * MOE_NAME], hint[MOE_HINT];
+    bool group = is_group(argv[1]), two = group && argc > 2;
+    int n = 0;
+    snprintf(word, sizeof word, "%s%s%s", argv[1], two ? " " : "", two ? argv[2] : "");
+    for (int c = 0; c < COMMAND_COUNT; c++)
+        if (!group || begins(argv[1], commands[c].name)) names[n++] = commands[c].name;
+    bool tell = group || moe_nearest(word, names, n);
+    return moe_fail(MOE_EUSAGE, "unknown command '%s'%s (moesim --help lists all)", word,
+                    tell ? moe_hint(word, names, n, hint) : "");
+}
+
 /* Finds the command in the first words; *used out: how many they are. */
 static int find_command(int argc, char **argv, int *used)
 {
@@ -149,9 +190,7 @@ static int find_command(int argc, char **argv, int *used)
         *used = two ? 3 : 2;
         if (!strcmp(word, names[c])) return c;
     }
-    const char *nearest = moe_nearest(argv[1], names, COMMAND_COUNT);
-    return moe_fail(MOE_EUSAGE, "unknown command '%s'%s%s (moesim --help lists all)", argv[1],
-                    nearest ? ", did you mean " : "", nearest ? nearest : "");
+    return unknown_command(argc, argv);
 }
 
 /* The option called `name` [length] of a command; a letter is the name of length 1. */
@@ -243,7 +282,8 @@ static int run(int argc, char **argv, const char **name)
     struct moe_args args = {0};
     int used;
     if (argc < 2) return moe_fail(MOE_EUSAGE, "expected a command (moesim --help lists all)");
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) return print_help(), MOE_OK;
+    if (asks_for_help(argv[1]) || !strcmp(argv[1], "help")) return print_help(NULL), MOE_OK;
+    if (is_group(argv[1]) && argc > 2 && asks_for_help(argv[2])) return print_help(argv[1]), MOE_OK;
     if (!strcmp(argv[1], "--version")) return puts("moesim " MOESIM_VERSION), MOE_OK;
     int id = find_command(argc, argv, &used);
     if (id < 0) return id;

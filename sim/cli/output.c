@@ -18,6 +18,13 @@ json_t *moe_json_text(const char *text)
     return value;
 }
 
+int moe_fail_in(const char *path, int err)
+{
+    size_t n = strlen(path);
+    if (!strncmp(moe_error(), path, n) && moe_error()[n] == ':') return err;
+    return moe_fail(err, "%s: %s", path, moe_error());
+}
+
 void moe_print_json(json_t *root)
 {
     moe_assert(root);

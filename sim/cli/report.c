@@ -5,5 +5,5 @@
 
 int moe_cli_report(const struct moe_args *args)
 {
-    return moe_report(args->input, args->output, stdout, moe_program_gnuplot);
+    return moe_report(args->input, args->phases, args->output, stdout, moe_program_gnuplot);
 }

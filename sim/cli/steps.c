@@ -69,8 +69,7 @@ static int add_clock(void *ctx, const struct moe_store_op *op)
 {
     struct reader *r = ctx;
     int64_t place = place_of(r, op);
-    bool in_order = op->entry_ns <= op->start_ns && op->start_ns <= op->end_ns && op->entry_ns > 0;
-    if (place < 0 || r->clock[place].entry_s > 0 || !in_order)
+    if (place < 0 || r->clock[place].entry_s > 0 || op->entry_ns == 0)
         return moe_fail(MOE_EINPUT, "step %lld, rank %d: '%s' is not what this version does there",
                         (long long)op->step, op->rank, op->label);
     r->clock[place] = (struct moe_clock_times){(double)op->entry_ns * 1e-9, (double)op->start_ns * 1e-9,
@@ -132,7 +131,7 @@ int moe_capture_load(const struct moe_args *args, struct moe_capture *c)
     int err = read_steps(&r, store);
     moe_store_close(store);
     free(r.span);
-    return err < 0 ? moe_fail(err, "%s: %s", args->input, moe_error()) : MOE_OK;
+    return err < 0 ? moe_fail_in(args->input, err) : MOE_OK;
 }
 
 void moe_capture_free(struct moe_capture *c)

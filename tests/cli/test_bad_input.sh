@@ -12,7 +12,10 @@ broken()
 # ---- command lines ----
 expect 2 'expected a command'
 expect 2 "unknown command 'simulat', did you mean simulate" simulat "$small"
-expect 2 "unknown command 'trace'" trace
+expect 2 "unknown command 'trace', known: trace info, trace merge, trace export, trace import" trace
+expect 2 "unknown command 'trace inf', did you mean trace info" trace inf
+expect 2 "unknown command 'sim', did you mean simulate" sim
+expect 2 "unknown option 'topo', did you mean --topology" simulate "$small" --topo=dgx_h100
 expect 2 "unknown command 'xyzzyqwerty' (moesim --help" xyzzyqwerty
 expect 2 'moesim check: expected SCENARIO|TRACE' check
 expect 2 "unexpected 'two'" check "$small" two
@@ -29,7 +32,8 @@ expect 2 '--data FILE is required' capture "$small" -o run.db
 expect 2 '--output RUN.db is required' capture "$small" --data "$small"
 expect 2 '--output DIR is required' report run.db
 expect 2 '--vary KEY=A,B is required' compare "$small"
-expect 2 '--vary skew=1: unknown key (--help' compare "$small" --vary skew=1
+expect 2 '--vary skew=1: unknown key, known: topology, dispatcher, capacity, ep, rank_order' \
+    compare "$small" --vary skew=1
 expect 2 '--vary dispacher=a: unknown key, did you mean dispatcher' compare "$small" --vary dispacher=a
 expect 2 '--vary topology: an empty value' compare "$small" --vary topology
 expect 2 "--vary ep=4,x: no value 'x', expected a number of ranks" compare "$small" --vary ep=4,x
@@ -83,7 +87,11 @@ broken without '/^topology/d'
 expect 2 'no topology, expected --topology or one in the scenario' simulate without.yaml
 expect 3 "dgx_h10.*dgx_h100" simulate "$small" --topology dgx_h10
 expect 3 'absent.yaml' simulate "$small" --topology absent.yaml
-expect 3 "altoall.*alltoall" compare "$small" --vary dispatcher=alltoall,altoall
+expect 3 "h200' in .*, known: dgx_h100, gb200_nvl72, hgx_4nic, pcie_box" simulate "$small" --topology h200
+expect 2 "compare: --vary dispatcher=.*'altoall', did you mean alltoall" \
+    compare "$small" --vary dispatcher=alltoall,altoall
+expect 2 '--format mega: unknown format, did you mean megatron' trace import "$small" --format mega -o r.db
+expect 2 '--format csv: unknown format, known: megatron, npy' trace import "$small" --format csv -o r.db
 sed 's/3 TB\/s/3 TB/' "$source_dir/topologies/dgx_h100.yaml" > unit.yaml
 expect 3 "unit.yaml:[0-9]*: .*memory.*'TB'" simulate "$small" --topology unit.yaml
 sed 's/ 3 TB\/s/ 3/' "$source_dir/topologies/dgx_h100.yaml" > bare.yaml
@@ -119,6 +127,14 @@ expect 3 'small.yaml: no moesim store' compare "$small" --vary topology=dgx_h100
 # ---- output ----
 expect 1 'absent/r.db: no folder to write to: No such file' capture "$small" --data "$small" -o absent/r.db
 expect 3 'empty.yaml: exists and is no trace store' capture "$small" --data "$small" -o empty.yaml
+expect 3 '/dev/null: not a regular file' capture "$small" --data /dev/null -o run.db
+expect 3 'empty.yaml: 0 bytes, expected at least 17:' capture "$small" --data empty.yaml -o run.db
+# Padding by a capacity of its own, which differs between ranks: they would crash.
+sed 's/rank: 32/rank: [32, 16, 32, 32]/; $a capacity: {rule: megatron, factor: 1.25, pad: true}' \
+    "$small" > padded.yaml
+expect 5 'capture: padded.yaml: error C1 ranks .* (run moesim check)' \
+    capture padded.yaml --data "$small" -o run.db
+[ "$(echo run.db*)" = 'run.db*' ] || fail "files of a refused capture: $(echo run.db*)"
 expect 3 'absent.txt: cannot be read' capture "$small" --data absent.txt -o run.db
 expect 1 'absent/ck: no folder to write to' capture "$small" --data "$small" -o run.db --save absent/ck
 expect 3 'absent.ckpt0: cannot be read' capture "$small" --data "$small" -o run.db --load absent

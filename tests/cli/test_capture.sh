@@ -12,7 +12,7 @@ capture_one one.db
 expect 0 '"steps_asked": 2,' trace info one.db --json
 grep -q '^  "seed": 1,$' out || fail "the seed is no number: $(cat out)"
 [ "$(value complete)" = true ] || fail 'the capture is not complete'
-expect 0 'routing of step 1$' check one.db
+expect 0 '^no errors: 1 rank, .*routing of step 1$' check one.db
 expect 0 'routing of step 0$' check one.db --step 0
 expect 3 'no complete step 2, expected 0 to 1' check one.db --step 2
 expect 0 '"step": 1$' simulate one.db --json
@@ -54,6 +54,10 @@ for change in "replace(value, 'layers: 2', 'layers: 3')" "replace(value, 'rank: 
     expect 3 'changed.db' check changed.db
 done
 cp two.db changed.db
+sqlite3 changed.db 'UPDATE op SET end_ns = entry_ns - 1'
+expect 3 "changed.db: step 0, rank 0: '.*' ends before it begins" report changed.db -o other_page
+expect 3 '^moesim calibrate: changed.db: step [0-9]*, rank' calibrate changed.db -o host.yaml
+cp two.db changed.db
 sqlite3 changed.db "UPDATE routing SET ids = x'ffff' || substr(ids, 3) WHERE layer = 1 AND rank = 1"
 expect 3 'changed.db: step 1 of the trace, layer 1, rank 1: expert 65535 of 8' simulate changed.db
 
@@ -88,8 +92,8 @@ failed()
 # One that fails before its first step leaves the store as it was. Files of ranks that it finds may be those
 # of a capture that runs, or all that is left of one.
 cp one.db kept.db
-: > nothing.txt
-failed 3 '.* failed (exit code 3); one.db is as it was' one.yaml --data nothing.txt -o one.db
+echo none > wrong.ckpt0
+failed 3 '.* failed (exit code 3); one.db is as it was' one.yaml --data "$small" -o one.db --load wrong
 { cmp -s one.db kept.db && [ "$(echo one.db*)" = one.db ]; } || fail 'a failed capture changed something'
 for rank in 0 1; do
     cp one.db four.db.rank$rank

@@ -4,6 +4,9 @@
 
 expect 0 '^moesim [0-9]' --version
 expect 0 '^  trace info ' --help
+expect 0 '^  trace info ' help
+expect 0 '^  trace merge ' trace --help
+[ "$(grep -c '^  ' out)" -eq 4 ] || fail "the commands of trace: $(cat out)"
 for command in capture check simulate compare 'trace info' report; do
     # shellcheck disable=SC2086 # a command of two words
     expect 0 "^usage: moesim $command " $command --help
@@ -15,7 +18,7 @@ same check "$small"
 same check --json -- "$small"
 [ "$(value schema) $(value errors)" = 'moesim.check/1 0' ] || fail 'check --json'
 expect 0 '^no errors: 4 ranks' check "$small"
-[ "$(grep -c '^  C[1-6] ' out)" -eq 5 ] || fail 'check does not say what it proved'
+[ "$(grep -c '^  C[1-6] ' out)" -eq 6 ] || fail 'check does not say what it proved'
 cp "$small" "$(printf 'caf\351.yaml')"
 expect 0 '"name": "caf?.yaml"' check "$(printf 'caf\351.yaml')" --json
 

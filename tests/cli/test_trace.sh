@@ -39,6 +39,8 @@ for format in megatron npy; do
     expect 0 '^routings  *12$' trace export merged.db --format $format -o $format
     expect 0 '"schema": "moesim.trace.import/1"' trace import $format/* --format $format -o back.db --json
     routing back.db | cmp -s routing - || fail "$format: other routing"
+    expect 3 'back.db: holds no scenario, give one: SCENARIO --routing back.db' check back.db
+    expect 0 '; routing of step 1$' check two.yaml --routing back.db --step 1
     expect 0 '^files  *[12]$' trace export merged.db --format $format -o one --step 2
 done
 [ "$(ls megatron npy | wc -l)" -eq 11 ] || fail "files: $(ls megatron npy)"
@@ -47,6 +49,7 @@ expect 0 . trace import --format megatron "$others/router_trace_rank0.jsonl" -o 
 expect 0 . trace export other.db --format megatron -o other.jsonl
 cmp -s other.jsonl "$others/router_trace_rank0.jsonl" || fail 'megatron: other bytes'
 expect 0 '^layers  *3$' trace import "$others/routed_experts_5x3x2.npy" --format npy -o other.db
+expect 3 'other.db: its routing is not of 2 ranks, 2 layers' simulate two.yaml --routing other.db
 expect 0 . trace export other.db --format npy -o other.npy
 cmp -s other.npy "$others/routed_experts_5x3x2.npy" || fail 'npy: other bytes'
 
@@ -60,7 +63,7 @@ expect 3 'two.yaml: exists and is no trace store' trace import other.npy --forma
 expect 3 'other.jsonl: no moesim store' trace export other.jsonl --format npy -o folder
 expect 3 'other.db: no complete step 9' trace export other.db --format npy -o folder --step 9
 expect 2 'o.npy: one file is not enough' trace export merged.db --format npy -o o.npy
-expect 2 "unknown format 'npyy', did you mean npy" trace import other.npy --format npyy -o other.db
+expect 2 'format npyy: unknown format, did you mean npy' trace import other.npy --format npyy -o other.db
 expect 2 '--format FORMAT is required' trace export other.db -o folder
 expect 2 'expected FILE...' trace import --format npy -o other.db
 expect 2 "unexpected 'b'" trace export other.db b

@@ -19,14 +19,14 @@ static void test_message_is_one_line(void **state)
     assert_string_equal(moe_error(), "a?b?[2J?\303\244: no file");
 }
 
-/* Closer than half the word's length: 1 of 3 or 4 letters, 2 of 5. */
+/* Closer than half the length of the word: 1 of 3 or 4 letters, 2 of 5; or the only one that begins so. */
 static void test_nearest(void **state)
 {
     (void)state;
     static const struct {
         const char *word, *nearest;
-    } cases[] = {{"hiden", "hidden"}, {"hdde", NULL}, {"hddenx", "hidden"}, {"abc", NULL},
-                 {"npx", "npy"},      {"nyp", NULL},  {"x", NULL},          {"", NULL}};
+    } cases[] = {{"hiden", "hidden"}, {"hdde", NULL},  {"hddenx", "hidden"}, {"abc", NULL}, {"npx", "npy"},
+                 {"nyp", NULL},       {"h", "hidden"}, {"x", NULL},          {"", NULL}};
     static const char *const names[] = {"hidden", "npy", "q"};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *nearest = moe_nearest(cases[i].word, names, 3);

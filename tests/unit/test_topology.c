@@ -232,7 +232,7 @@ static void names_are_looked_up(void **state)
     struct moe_topo *t;
     assert_int_equal(moe_topo_load("dgx_h10", &t), MOE_EINPUT);
     assert_non_null(strstr(moe_error(), "unknown topology 'dgx_h10' in "));
-    assert_non_null(strstr(moe_error(), "(did you mean 'dgx_h100'?)"));
+    assert_non_null(strstr(moe_error(), ", did you mean dgx_h100"));
     assert_int_equal(moe_topo_load("nowhere/dgx_h100.yaml", &t), MOE_EINPUT);
     assert_string_equal(moe_error(), "nowhere/dgx_h100.yaml: cannot be read: No such file or directory");
     char *name = moe_alloc(100000, 1);
