@@ -4,7 +4,7 @@
 # machine make the measured steps longer: run it when it is quiet. Exit code 5 when a prediction misses its
 # bar.
 set -eu
-moesim=$1 text=$(realpath "$2") steps=${3:-150}
+moesim=$(realpath "$1") text=$(realpath "$2") steps=${3:-150}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
