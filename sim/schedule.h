@@ -50,7 +50,7 @@
    X(COMBINE_BWD,  "combine_bwd",  MEMORY)  /* T H K E n : rows, prob, expert, slot, dy -> drows [n,H], dprob [T,E] */ \
    X(XENT,         "xent",         MEMORY)  /* T V       : logits [T,V], target [T] -> dlogits [T,V], loss [1] = sum over tokens, nats */ \
    X(ZERO,         "zero",         MEMORY)  /* n         : -> y [n] = 0 */ \
-   X(SCALE,        "scale",        MEMORY)  /* n         : g [n] -> g [n] / divisor */ \
+   X(SCALE,        "scale",        MEMORY)  /* n         : g [n] -> g [n] * (1 / divisor) */ \
    X(SQNORM,       "sqnorm",       MEMORY)  /* n         : g [n] -> norm [1] (float64) = sum of g^2 */ \
    X(CLIP,         "clip",         MEMORY)  /* n         : g [n], norm [1], norm [1] -> g * min(1, factor / sqrt(norm + norm)) */ \
    X(SGD,          "sgd",          MEMORY)  /* n         : param [n], grad [n] -> param [n] - factor * grad */ \

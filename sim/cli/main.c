@@ -79,7 +79,7 @@ static const struct option {
     {"name", 0, "NAME", "of the topology", ON(CALIBRATE), 0, TEXT, AT(name), .text = "this_host"},
     {"max-step-error", 0, "PCT", "exit with 5 when the step is further off", ON(VALIDATE), 0, NUMBER,
      AT(max_step_error), 0, -1},
-    {"max-phase-error", 0, "PCT", "the same for the median phase of 5 % of the step or more", ON(VALIDATE), 0,
+    {"max-phase-error", 0, "PCT", "the same for every phase of 5 % of the step or more", ON(VALIDATE), 0,
      NUMBER, AT(max_phase_error), 0, -1},
     {"vary", 0, "KEY=A,B",
      "what to compare; may be repeated; keys: topology, dispatcher, capacity (dropless or a\n"

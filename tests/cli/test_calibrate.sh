@@ -23,6 +23,11 @@ expect 0 '"schema": "moesim.validate/1"' validate run.db --topology host.yaml --
 [ "$(grep '^"step",' phases.csv | cut -d, -f3 | cut -d. -f1)" = \
     "$(sed -n '/"phase": "step"/,/error/s/.*"predicted_us": \([0-9]*\).*/\1/p' out)" ] || fail 'another step'
 
+# The worst phase is the largest error among those that count.
+worst=$(awk '/"error_pct"/ {e = $2 < 0 ? -$2 : +$2} /"counts": true/ {if (e > m) m = e}
+    END {printf "%.6f", m}' RS=',' FS=': ' out)
+grep -q "\"worst_phase_error_pct\": ${worst%.*}\." out || fail "worst $worst: $(grep worst out)"
+
 # A machine that is far too quick fails both thresholds; without them it does not.
 sed 's/: [0-9.]* GFLOP/: 1e6 GFLOP/; s/memory: [0-9.]*/memory: 1e6/' host.yaml > quick.yaml
 expect 0 . validate run.db --topology quick.yaml
