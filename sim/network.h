@@ -1,5 +1,7 @@
 /* network - flows in flight: each moves its bytes at its max-min fair share of the links (share.h).
  *
+ * A flow starts `delay` after the flow that it follows has ended, or after its plan was given; it has a rate
+ * of its own at most (what its channels, or the SMs that copy it, move), whatever the links would allow.
  * Rates change only when a flow starts or ends; all changes of one instant are solved together, once. A flow
  * from a rank to itself is a copy on the device: alone on a link of its rank's own, of half the memory rate
  * (one read, one write).
@@ -10,15 +12,39 @@
 #ifndef MOE_NETWORK_H
 #define MOE_NETWORK_H
 
+#include "sim/heap.h"
 #include "sim/share.h"
 #include "sim/topology.h"
 
 #define MOE_NEVER INT64_MAX
 
+/* A flow of a plan. */
+struct moe_sent {
+    int from, to;    /* ranks */
+    int64_t bytes;   /* >= 0; one of 0 lasts its delay alone */
+    double rate_Bps; /* its own, 0: as the links allow */
+    double delay_s;  /* >= 0 */
+    int after;       /* an earlier flow of the plan, -1: none */
+};
+
 struct moe_flow {
     int from, to, tag; /* the caller's */
-    uint64_t order;    /* of its start */
-    double due;        /* on its server's clock; without server: its bytes */
+    uint64_t order;    /* of its plan, and in it */
+    int64_t bytes;
+    double rate_Bps;
+    moe_ps delay;
+    int followers, next; /* flows that wait for its end; the next that waits for the same, or is vacant */
+};
+
+/* A flow on its way, by its place in share. */
+struct moe_travel {
+    int flow;
+    double due; /* on its server's clock; without server: its bytes */
+};
+
+struct moe_limit {
+    double rate_Bps;
+    int link, next; /* another limit of the rank, or -1 */
 };
 
 struct moe_clock {
@@ -29,11 +55,18 @@ struct moe_clock {
 
 struct moe_network {
     const struct moe_topo *topo; /* borrowed */
-    struct moe_share share;      /* links of the topology, then one for the copies of each rank */
+    struct moe_share share;      /* links of the topology, one for the copies of each rank, then limits */
     moe_ps now, next;            /* next: first end; valid unless there are changes to solve */
     struct moe_clock *clock;     /* [links of share] */
-    struct moe_flow *flow;       /* [places of share] */
-    int n, cap, n_ended, cap_ended;
+    struct moe_travel *travel;   /* [places of share] */
+    struct moe_flow *flow;       /* all that have not ended */
+    struct moe_heap starts;      /* of flow a */
+    struct moe_limit *limit;     /* of flows from one rank at one rate */
+    int *first_limit;            /* [ranks] -1: none */
+    int n_flows, vacant;         /* vacant: a flow that has ended, they form a list; or -1 */
+    int n_limits, n_ended;
+    int cap_clocks, cap_travels, cap_flows, cap_limits, cap_ended, cap_plan;
+    int *plan; /* flows of the one that is being added */
     uint64_t started;
     struct moe_flow *ended;              /* the last to end */
     int64_t bytes[MOE_LINK_CLASS_COUNT]; /* of all flows so far; a flow counts once per class it crosses */
@@ -42,15 +75,15 @@ struct moe_network {
 void moe_network_init(struct moe_network *net, const struct moe_topo *topo); /* topo: laid out, borrowed */
 void moe_network_free(struct moe_network *net);                              /* what it holds */
 
-/* Starts a flow of bytes > 0 at time now; time never goes back. Cost: O(1). */
-void moe_network_add(struct moe_network *net, moe_ps now, int from, int to, int64_t bytes, int tag);
+/* Gives a plan of n flows at time now; time never goes back. Cost: O(n log flows). */
+void moe_network_add(struct moe_network *net, moe_ps now, int n, const struct moe_sent *plan, int tag);
 
-/* When the next flow ends, MOE_NEVER when none is in flight. Cost: O(1), after a change that of
+/* When the next flow starts or ends, MOE_NEVER when none is left. Cost: O(1), after a change that of
  * moe_share_solve and O(links). */
 moe_ps moe_network_next(struct moe_network *net);
 
-/* Removes the flows that end at `now`, the value of moe_network_next: ended [n_ended], in order of their
- * start. Cost: O(links, and flows of those where one ends). */
+/* Goes on to `now`, the value of moe_network_next: ended [n_ended], in the order in which they were given.
+ * Cost: O(links, and flows of those where one ends). */
 void moe_network_end(struct moe_network *net, moe_ps now);
 
 #endif

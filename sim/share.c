@@ -1,9 +1,9 @@
 /* share.c - see share.h.
  *
  * The level of a link is what is left of it divided by its flows that are not settled: the common rate at
- * which it would fill. Settling flows at the lowest level never lowers the level of another link. So the heap
- * may hold levels that are out of date: they are too low, and are corrected when they come to the top. A link
- * is corrected at most once per flow that was settled on it.
+ * which it would fill; that of a limit is its cap. Settling flows at the lowest level never lowers the level
+ * of another link. So the heap may hold levels that are out of date: they are too low, and are corrected when
+ * they come to the top. A link is corrected at most once per flow that was settled on it.
  *
  * Parts are a union-find that only joins; one falls apart when its last flow has left. So a part may be
  * larger than need be, which costs time and changes nothing. */
@@ -23,18 +23,33 @@ static void start_part(struct moe_share_link *k, int l)
     k->part_level = INFINITY;
 }
 
+static int add_link(struct moe_share *s, double cap, bool limit)
+{
+    int l = s->n_links++, room = s->cap_links;
+    moe_assert(cap > 0 && isfinite(cap));
+    s->link = moe_grow(s->link, &s->cap_links, s->n_links, sizeof *s->link);
+    if (s->cap_links > room) { /* what a solve needs of each link */
+        free(s->filling);
+        free(s->heap);
+        free(s->tied);
+        s->filling = moe_alloc((size_t)s->cap_links, sizeof *s->filling);
+        s->heap = moe_alloc((size_t)s->cap_links, sizeof *s->heap);
+        s->tied = moe_alloc((size_t)s->cap_links, sizeof *s->tied);
+    }
+    s->link[l] = (struct moe_share_link){.cap = cap, .limit = limit};
+    start_part(&s->link[l], l);
+    return l;
+}
+
 void moe_share_init(struct moe_share *s, int n_links, const double *cap)
 {
-    *s = (struct moe_share){.n_links = n_links, .vacant = -1};
-    s->link = moe_alloc((size_t)n_links, sizeof *s->link);
-    s->filling = moe_alloc((size_t)n_links, sizeof *s->filling);
-    s->heap = moe_alloc((size_t)n_links, sizeof *s->heap);
-    s->tied = moe_alloc((size_t)n_links, sizeof *s->tied);
-    for (int l = 0; l < n_links; l++) {
-        moe_assert(cap[l] > 0 && isfinite(cap[l]));
-        s->link[l].cap = cap[l];
-        start_part(&s->link[l], l);
-    }
+    *s = (struct moe_share){.vacant = -1};
+    for (int l = 0; l < n_links; l++) add_link(s, cap[l], false);
+}
+
+int moe_share_add_limit(struct moe_share *s, double cap)
+{
+    return add_link(s, cap, true);
 }
 
 void moe_share_free(struct moe_share *s)
@@ -151,7 +166,7 @@ void moe_share_remove(struct moe_share *s, int f)
 /* Not below the level reached, which rounding could do. */
 static double link_level(const struct moe_share *s, int l)
 {
-    double level = s->filling[l].left / s->filling[l].active;
+    double level = s->link[l].limit ? s->link[l].cap : s->filling[l].left / s->filling[l].active;
     return level > s->level ? level : s->level;
 }
 

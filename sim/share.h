@@ -10,13 +10,15 @@
  * A solve leaves out what the changes cannot reach: parts (links that no chain of flows joins to them), and,
  * where flows only left, links that filled below the rate of the slowest of these, since up to there the
  * filling goes as before.
- * Sizes met: 10 to 100,000 flows at once on 1 to 6 of 10 to 100,000 links. */
+ * A limit is a link that is not shared: each flow over it runs at its cap at most. In the filling it fills at
+ * that level, however many flows it has.
+ * Sizes met: 10 to 100,000 flows at once on 1 to 7 of 10 to 100,000 links. */
 #ifndef MOE_SHARE_H
 #define MOE_SHARE_H
 
 #include "sim/base.h"
 
-enum { MOE_SHARE_PATH = 6 };
+enum { MOE_SHARE_PATH = 7 };
 
 struct moe_share_flow {
     uint32_t solve;                    /* the last that settled it */
@@ -31,6 +33,7 @@ struct moe_share_entry {
 
 struct moe_share_link {
     double cap, level, was; /* level: the rate of flows that it serves, now and before the last solve */
+    bool limit;             /* cap is of each flow */
     int n, n_served, cap_flows;
     struct moe_share_entry *flow; /* [n] those that it serves come first */
     int parent, next;             /* in its part: towards the root; around the circle of all its links */
@@ -49,10 +52,11 @@ struct moe_share_key {
 };
 
 struct moe_share {
-    int n_links, n_places, cap_flows, vacant; /* vacant: a place without a flow, they form a list; or -1 */
-    struct moe_share_link *link;              /* [n_links] */
-    struct moe_share_flow *flow;              /* [n_places] */
-    int n_dirty, n_changed, n_moved;          /* parts to solve; of the last solve: */
+    int n_links, cap_links;
+    int n_places, cap_flows, vacant; /* vacant: a place without a flow, they form a list; or -1 */
+    struct moe_share_link *link;     /* [n_links] */
+    struct moe_share_flow *flow;     /* [n_places] */
+    int n_dirty, n_changed, n_moved; /* parts to solve; of the last solve: */
     int cap_dirty, cap_changed, cap_moved;
     int *dirty, *changed, *moved; /* a link of each part; links with a new level; flows with a new server */
     uint32_t solves;
@@ -60,12 +64,14 @@ struct moe_share {
     double level;                      /* reached so far */
     struct moe_share_filling *filling; /* [n_links] */
     struct moe_share_key *heap;        /* [n_heap] links with active flows, lowest level first */
-    int n_heap, *tied;
+    int n_heap, *tied;                 /* [n_links] */
 };
 
 /* cap [n_links]: bytes/s, > 0 and finite. */
 void moe_share_init(struct moe_share *s, int n_links, const double *cap);
 void moe_share_free(struct moe_share *s); /* what it holds */
+/* Adds a limit, cap as above. Returns its number, a link like the others. */
+int moe_share_add_limit(struct moe_share *s, double cap);
 
 /* Adds a flow over n different links, 1 to MOE_SHARE_PATH. Returns its place, free again once it is removed.
  * Cost: O(n) and joining parts. */

@@ -58,8 +58,8 @@ struct member {
 struct meet {
     int comm, group, size;
     int arrived, left, flows;
-    bool together; /* as in moe_flows */
-    moe_ps start, latency;
+    bool together; /* as in moe_plan */
+    moe_ps start;
     struct member *member; /* [size] */
 };
 
@@ -77,7 +77,7 @@ struct sim {
     int *lanes;                /* all `passed` and `done` */
     struct member *members;    /* all members of meets */
     const struct moe_op **ops; /* of the collective that starts */
-    struct moe_flows flows;
+    struct moe_plan plan;
     int *row_of, max_blocks, max_ops; /* row_of[role, block, op] */
     void (*see)(void *ctx, const struct moe_sim_seen *seen);
     void *ctx;
@@ -190,7 +190,7 @@ static struct moe_asked asked(const struct sim *sim, const struct job *job, int 
 static void leave_if_over(struct sim *sim, struct meet *m, int place)
 {
     if (m->together ? m->flows : m->member[place].pending) return;
-    after(sim, m->latency, EVENT_DONE, rank_at(sim, m, place), m->member[place].stream);
+    after(sim, 0, EVENT_DONE, rank_at(sim, m, place), m->member[place].stream);
 }
 
 static int check_same(const struct sim *sim, const struct meet *m)
@@ -212,21 +212,19 @@ static int check_same(const struct sim *sim, const struct meet *m)
 
 static int start_flows(struct sim *sim, struct meet *m)
 {
+    const struct moe_comm *comm = &sim->s->comms[m->comm];
     struct moe_asked first = asked(sim, job_at(sim, m, 0), rank_at(sim, m, 0));
-    double latency_s = 0;
-    MOE_TRY(moe_collective_flows(&first, sim->ops, &sim->flows));
-    for (int i = 0; i < sim->flows.n; i++) {
-        struct moe_sent f = sim->flows.sent[i];
-        int a = rank_at(sim, m, f.from), b = rank_at(sim, m, f.to);
-        moe_network_add(&sim->net, sim->now, a, b, f.bytes, (int)(m - sim->meet));
-        m->member[f.from].pending++;
-        m->member[f.to].pending++;
-        latency_s = fmax(latency_s, moe_topo_latency_s(sim->topo, a, b));
-        if (a != b) job_at(sim, m, f.from)->row->bytes += f.bytes;
+    MOE_TRY(moe_collective_plan(&first, sim->topo, sim->ops, &sim->plan));
+    moe_network_add(&sim->net, sim->now, sim->plan.n, sim->plan.flow, (int)(m - sim->meet));
+    for (int i = 0; i < sim->plan.n; i++) {
+        const struct moe_sent *f = &sim->plan.flow[i];
+        int from = comm->index_of[f->from], to = comm->index_of[f->to];
+        m->member[from].pending++;
+        m->member[to].pending++;
+        if (from != to) job_at(sim, m, from)->row->bytes += f->bytes;
     }
-    m->flows = sim->flows.n;
-    m->together = sim->flows.together;
-    m->latency = moe_time(latency_s * sim->flows.hops, 1);
+    m->flows = sim->plan.n;
+    m->together = sim->plan.together;
     return MOE_OK;
 }
 
@@ -565,7 +563,7 @@ int moe_simulate_seen(const struct moe_schedule *s, const struct moe_routing *r,
     free(sim.rank);
     free(sim.lanes);
     free(sim.ops);
-    free(sim.flows.sent);
+    free(sim.plan.flow);
     free(sim.meet);
     free(sim.members);
     free(sim.row_of);

@@ -76,6 +76,7 @@ int moe_kernel_time(const struct moe_asked *asked, const struct moe_topo *t, moe
 
 struct meeting {
     const struct moe_asked *first;
+    const struct moe_topo *topo;
     const struct moe_op *const *ops; /* [n] */
     const int *rank;                 /* [n] */
     int n;
@@ -98,26 +99,29 @@ static int64_t agreed_bytes(const struct meeting *m, int from, int to)
                     a, (long long)sent, b, (long long)received);
 }
 
-static void add_flow(struct moe_flows *out, int from, int to, int64_t bytes)
+/* From one member to another, behind `hops` latencies of the way. */
+static void add_flow(const struct meeting *m, struct moe_plan *out, int from, int to, int64_t bytes, int hops)
 {
     if (!bytes) return;
-    out->sent = moe_grow(out->sent, &out->cap, out->n + 1, sizeof *out->sent);
-    out->sent[out->n++] = (struct moe_sent){from, to, bytes};
+    int a = m->rank[from], b = m->rank[to];
+    out->flow = moe_grow(out->flow, &out->cap, out->n + 1, sizeof *out->flow);
+    out->flow[out->n++] = (struct moe_sent){
+        .from = a, .to = b, .bytes = bytes, .delay_s = hops * moe_topo_latency_s(m->topo, a, b), .after = -1};
 }
 
-static int alltoall(const struct meeting *m, struct moe_flows *out)
+static int alltoall(const struct meeting *m, struct moe_plan *out)
 {
     for (int from = 0; from < m->n; from++)
         for (int to = 0; to < m->n; to++) {
             int64_t bytes = agreed_bytes(m, from, to);
             if (bytes < 0) return (int)bytes;
-            add_flow(out, from, to, bytes);
+            add_flow(m, out, from, to, bytes, 1);
         }
     return MOE_OK;
 }
 
 /* All blocks but one go from each member to the next: that of the next, or the member's own. */
-static int ring(const struct meeting *m, struct moe_flows *out, bool scatters)
+static int ring(const struct meeting *m, struct moe_plan *out, bool scatters)
 {
     int64_t *block = moe_alloc((size_t)m->n, sizeof *block), total = 0, bytes = 0;
     for (int i = 0; i < m->n && bytes >= 0; i++) {
@@ -127,52 +131,54 @@ static int ring(const struct meeting *m, struct moe_flows *out, bool scatters)
     }
     for (int i = 0; i < m->n && bytes >= 0; i++) {
         int next = (i + 1) % m->n;
-        add_flow(out, i, next, total - block[scatters ? i : next]);
+        add_flow(m, out, i, next, total - block[scatters ? i : next], m->n - 1);
     }
     free(block);
     return bytes < 0 ? (int)bytes : MOE_OK;
 }
 
-static int allgather(const struct meeting *m, struct moe_flows *out)
+static int allgather(const struct meeting *m, struct moe_plan *out)
 {
     return ring(m, out, false);
 }
 
-static int reducescatter(const struct meeting *m, struct moe_flows *out)
+static int reducescatter(const struct meeting *m, struct moe_plan *out)
 {
     return ring(m, out, true);
 }
 
-static int allreduce(const struct meeting *m, struct moe_flows *out)
+static int allreduce(const struct meeting *m, struct moe_plan *out)
 {
     for (int from = 0; from < m->n; from++) {
         int to = (from + 1) % m->n;
         int64_t bytes = agreed_bytes(m, from, to);
         if (bytes < 0) return (int)bytes;
-        add_flow(out, from, to, llround(2.0 * (m->n - 1) / m->n * (double)bytes));
+        add_flow(m, out, from, to, llround(2.0 * (m->n - 1) / m->n * (double)bytes), 2 * (m->n - 1));
     }
     return MOE_OK;
 }
 
 static const struct {
-    int (*flows)(const struct meeting *m, struct moe_flows *out);
-    int rings; /* passes around the ring, 0: not a ring */
+    int (*plan)(const struct meeting *m, struct moe_plan *out);
+    bool together;
 } collectives[MOE_COLLECTIVE_COUNT] = {
-    [MOE_ALLTOALL] = {alltoall, 0},
-    [MOE_ALLREDUCE] = {allreduce, 2},
-    [MOE_ALLGATHER] = {allgather, 1},
-    [MOE_REDUCESCATTER] = {reducescatter, 1},
+    [MOE_ALLTOALL] = {alltoall, false},
+    [MOE_ALLREDUCE] = {allreduce, true},
+    [MOE_ALLGATHER] = {allgather, true},
+    [MOE_REDUCESCATTER] = {reducescatter, true},
 };
 
-int moe_collective_flows(const struct moe_asked *first, const struct moe_op *const *ops,
-                         struct moe_flows *out)
+int moe_collective_plan(const struct moe_asked *first, const struct moe_topo *t,
+                        const struct moe_op *const *ops, struct moe_plan *out)
 {
     const struct moe_comm *comm = &first->s->comms[first->op->comm];
-    int group = comm->group_of[first->rank], n = moe_group_size(comm, group);
-    int rings = collectives[first->op->collective].rings;
-    struct meeting m = {.first = first, .ops = ops, .rank = comm->members + comm->first[group], .n = n};
+    int group = comm->group_of[first->rank];
+    struct meeting m = {.first = first,
+                        .topo = t,
+                        .ops = ops,
+                        .rank = comm->members + comm->first[group],
+                        .n = moe_group_size(comm, group)};
     out->n = 0;
-    out->hops = rings ? rings * (n - 1) : 1;
-    out->together = rings > 0;
-    return collectives[first->op->collective].flows(&m, out);
+    out->together = collectives[first->op->collective].together;
+    return collectives[first->op->collective].plan(&m, out);
 }

@@ -12,8 +12,8 @@
 #ifndef MOE_SIMULATE_COST_H
 #define MOE_SIMULATE_COST_H
 
+#include "sim/network.h"
 #include "sim/schedule.h"
-#include "sim/topology.h"
 
 /* An operation of a rank, and what its sizes are. */
 struct moe_asked {
@@ -27,22 +27,17 @@ struct moe_asked {
 /* *out: on a core of its own. Errors of both: MOE_EVERDICT when a size is unknown. */
 int moe_kernel_time(const struct moe_asked *asked, const struct moe_topo *t, moe_ps *out);
 
-struct moe_sent {
-    int from, to; /* places in the group */
-    int64_t bytes;
-};
-struct moe_flows {
+struct moe_plan {
     int n, cap;
-    struct moe_sent *sent;
-    int hops;      /* latencies that follow one another */
+    struct moe_sent *flow; /* [n] */
     bool together; /* no member leaves before all flows have ended; else when those that concern it have */
 };
 
-/* The flows, all of bytes > 0, of the collective that `first`, a member, is in; ops [group size] as each
- * member issued it, all of one kind and type. *out: replaced, its memory used again; free(out->sent) in the
+/* The flows of the collective that `first`, a member, is in; ops [group size] as each
+ * member issued it, all of one kind and type. *out: replaced, its memory used again; free(out->flow) in the
  * end. Errors: MOE_EVERDICT also when members do not agree on a size. Cost: O(n^2) evaluations of sizes, O(n)
  * for allreduce. */
-int moe_collective_flows(const struct moe_asked *first, const struct moe_op *const *ops,
-                         struct moe_flows *out);
+int moe_collective_plan(const struct moe_asked *first, const struct moe_topo *t,
+                        const struct moe_op *const *ops, struct moe_plan *out);
 
 #endif

@@ -54,7 +54,8 @@ static moe_ps exchange(const struct moe_topo *t, const struct moe_routing *r)
     for (int a = 0; a < t->n_ranks; a++)
         for (int b = 0; b < t->n_ranks; b++) {
             int64_t rows = moe_routing_counts(r, 0, a)[b];
-            if (rows) moe_network_add(&net, 0, a, b, ROW_BYTES * rows, 0);
+            struct moe_sent sent = {.from = a, .to = b, .bytes = ROW_BYTES * rows, .after = -1};
+            moe_network_add(&net, 0, 1, &sent, 0);
         }
     for (moe_ps end; (end = moe_network_next(&net)) != MOE_NEVER;) moe_network_end(&net, end);
     moe_ps last = net.now;

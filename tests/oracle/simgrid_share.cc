@@ -23,7 +23,7 @@ static const char *const options[] = {"moesim",
                                       nullptr};
 
 void simgrid_share(int n_links, const double *cap, int n_flows, const int *first, const int *path,
-                   const double *bytes, double *finish_s)
+                   const double *bytes, const double *rate, double *finish_s)
 {
     std::vector<char *> argv; /* SimGrid takes out what it has read */
     for (const char *option : options) argv.push_back(const_cast<char *>(option));
@@ -39,6 +39,7 @@ void simgrid_share(int n_links, const double *cap, int n_flows, const int *first
         to.push_back(zone->create_host("to " + std::to_string(f), 1.0)->seal());
         std::vector<sg::LinkInRoute> route;
         for (int i = first[f]; i < first[f + 1]; i++) route.emplace_back(link[path[i]]);
+        if (rate[f] > 0) route.emplace_back(zone->create_link("rate " + std::to_string(f), rate[f])->seal());
         zone->add_route(from[f]->get_netpoint(), to[f]->get_netpoint(), nullptr, nullptr, route, false);
     }
     zone->seal();

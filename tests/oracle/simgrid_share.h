@@ -11,10 +11,11 @@ extern "C" {
  *   first     [F + 1]      flow f crosses links path[first[f] .. first[f+1]-1]
  *   path      [first[F]]
  *   bytes     [F]          whole numbers
+ *   rate      [F]          a flow's own, 0: as the links allow; a link that only it crosses
  *   finish_s  [F]          out
  * SimGrid's engine cannot be made twice: one call per process. */
 void simgrid_share(int n_links, const double *cap, int n_flows, const int *first, const int *path,
-                   const double *bytes, double *finish_s);
+                   const double *bytes, const double *rate, double *finish_s);
 
 #ifdef __cplusplus
 }

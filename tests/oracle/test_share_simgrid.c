@@ -20,11 +20,12 @@ enum { CASES = 200, LINKS = 24, FLOWS = 64, PATH = 5 };
 
 struct instance {
     int n_links, n_flows;
-    double cap[LINKS], bytes[FLOWS];
+    double cap[LINKS], bytes[FLOWS], rate[FLOWS]; /* rate: a flow's own, or 0 */
     int first[FLOWS + 1], path[FLOWS * PATH];
 };
 
-/* 8 to 64 flows over 2 to 5 of 6 to 24 links of 1 to 100 GB/s, 1 MB to 1 GB each. */
+/* 8 to 64 flows over 2 to 5 of 6 to 24 links of 1 to 100 GB/s, 1 MB to 1 GB each; half of them have a rate of
+ * their own, 0.03 to 10 GB/s. */
 static void draw(struct instance *x, uint64_t seed, uint64_t stream)
 {
     uint64_t at = 0;
@@ -46,6 +47,7 @@ static void draw(struct instance *x, uint64_t seed, uint64_t stream)
         }
         x->first[f + 1] = x->first[f] + n;
         x->bytes[f] = round(DRAW_LOG(1e6, 1e9));
+        if (DRAW(2)) x->rate[f] = DRAW_LOG(3e7, 1e10);
     }
 #undef DRAW
 #undef DRAW_LOG
@@ -62,7 +64,10 @@ static int fluid(const struct instance *x, double *finish_s)
     for (int f = 0; f < x->n_flows; f++) {
         left[f] = x->bytes[f];
         finish_s[f] = 0;
-        moe_share_add(&s, x->first[f + 1] - x->first[f], x->path + x->first[f]);
+        int path[PATH + 1], n_path = x->first[f + 1] - x->first[f];
+        memcpy(path, x->path + x->first[f], (size_t)n_path * sizeof *path);
+        if (x->rate[f] > 0) path[n_path++] = moe_share_add_limit(&s, x->rate[f]);
+        moe_share_add(&s, n_path, path);
     }
     for (int n = 0; n < x->n_flows; n++) {
         double step = INFINITY, rate[FLOWS];
@@ -88,7 +93,7 @@ static void ask_simgrid(const struct instance *x, double *shared)
 {
     pid_t child = fork();
     if (child == 0) {
-        simgrid_share(x->n_links, x->cap, x->n_flows, x->first, x->path, x->bytes, shared);
+        simgrid_share(x->n_links, x->cap, x->n_flows, x->first, x->path, x->bytes, x->rate, shared);
         _exit(0); /* neither the tests nor SimGrid's leaks go on here */
     }
     int status = -1;

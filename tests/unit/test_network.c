@@ -28,6 +28,14 @@ static void close_machine(struct moe_topo *t, struct moe_network *net)
     free(t->link_class);
 }
 
+/* One flow at once, as the links allow. */
+static void add(struct moe_network *net, moe_ps now, int from, int to, int64_t bytes, int tag)
+{
+    moe_network_add(net, now, 1, &(struct moe_sent){.from = from, .to = to, .bytes = bytes, .after = -1},
+                    tag);
+    moe_network_end(net, now); /* starts it */
+}
+
 /* Asserts that the next flows to end do so at `time`: those with these tags, in this order. */
 static void expect_end(struct moe_network *net, moe_ps time, int n, const int *tag)
 {
@@ -46,7 +54,7 @@ static void test_empty(void **state)
     struct moe_network net;
     moe_network_init(&net, &t);
     assert_true(moe_network_next(&net) == MOE_NEVER);
-    moe_network_add(&net, 5 * US, 0, 1, 1000, 7);
+    add(&net, 5 * US, 0, 1, 1000, 7);
     EXPECT_END(&net, 6 * US, 7);
     assert_true(moe_network_next(&net) == MOE_NEVER);
     close_machine(&t, &net);
@@ -60,8 +68,8 @@ static void test_shared_link(void **state)
     struct moe_topo t = machine(4);
     struct moe_network net;
     moe_network_init(&net, &t);
-    moe_network_add(&net, 0, 0, 1, 1000, 1);
-    moe_network_add(&net, 0, 0, 2, 3000, 2);
+    add(&net, 0, 0, 1, 1000, 1);
+    add(&net, 0, 0, 2, 3000, 2);
     EXPECT_END(&net, 2 * US, 1);
     EXPECT_END(&net, 4 * US, 2);
     close_machine(&t, &net);
@@ -75,9 +83,9 @@ static void test_late_start(void **state)
     struct moe_topo t = machine(4);
     struct moe_network net;
     moe_network_init(&net, &t);
-    moe_network_add(&net, 0, 0, 1, 4000, 1);
+    add(&net, 0, 0, 1, 4000, 1);
     assert_int_equal(moe_network_next(&net), 4 * US);
-    moe_network_add(&net, 1 * US, 0, 2, 500, 2);
+    add(&net, 1 * US, 0, 2, 500, 2);
     EXPECT_END(&net, 2 * US, 2);
     EXPECT_END(&net, 9 * US / 2, 1);
     close_machine(&t, &net);
@@ -90,9 +98,9 @@ static void test_equal_ends(void **state)
     struct moe_topo t = machine(4);
     struct moe_network net;
     moe_network_init(&net, &t);
-    moe_network_add(&net, 0, 2, 3, 9000, 3);
-    moe_network_add(&net, 0, 0, 1, 1000, 1);
-    moe_network_add(&net, 0, 1, 0, 1000, 2);
+    add(&net, 0, 2, 3, 9000, 3);
+    add(&net, 0, 0, 1, 1000, 1);
+    add(&net, 0, 1, 0, 1000, 2);
     EXPECT_END(&net, 1 * US, 1, 2);
     EXPECT_END(&net, 9 * US, 3);
     close_machine(&t, &net);
@@ -105,9 +113,9 @@ static void test_local_copy(void **state)
     struct moe_topo t = machine(4);
     struct moe_network net;
     moe_network_init(&net, &t);
-    moe_network_add(&net, 0, 0, 1, 3000, 1);
-    moe_network_add(&net, 0, 0, 0, 4000, 2);
-    moe_network_add(&net, 0, 1, 1, 2000, 3);
+    add(&net, 0, 0, 1, 3000, 1);
+    add(&net, 0, 0, 0, 4000, 2);
+    add(&net, 0, 1, 1, 2000, 3);
     EXPECT_END(&net, 1 * US, 3);
     EXPECT_END(&net, 2 * US, 2);
     assert_int_equal(moe_network_next(&net), 3 * US);
@@ -125,9 +133,9 @@ static void test_unconcerned_flow_keeps_its_end(void **state)
     struct moe_network net;
     for (int l = 0; l < t.n_links; l++) t.link_Bps[l] = 3.2e9;
     moe_network_init(&net, &t);
-    moe_network_add(&net, 0, 1, 0, 33333, 1);
+    add(&net, 0, 1, 0, 33333, 1);
     for (int i = 0; i < 100; i++) {
-        moe_network_add(&net, 7 * i, 2, 3, 100000, 2);
+        add(&net, 7 * i, 2, 3, 100000, 2);
         assert_int_equal(moe_network_next(&net), 10416563);
     }
     EXPECT_END(&net, 10416563, 1);
@@ -142,9 +150,9 @@ static void test_bytes_of_classes(void **state)
     struct moe_topo t = machine(8);
     struct moe_network net;
     moe_network_init(&net, &t);
-    moe_network_add(&net, 0, 0, 1, 10, 0);
-    moe_network_add(&net, 0, 0, 4, 200, 0);
-    moe_network_add(&net, 0, 2, 2, 3000, 0);
+    add(&net, 0, 0, 1, 10, 0);
+    add(&net, 0, 0, 4, 200, 0);
+    add(&net, 0, 2, 2, 3000, 0);
     assert_int_equal(net.bytes[MOE_LINK_INTRA], 10);
     assert_int_equal(net.bytes[MOE_LINK_BUS], 0);
     assert_int_equal(net.bytes[MOE_LINK_NIC], 200);
@@ -153,8 +161,8 @@ static void test_bytes_of_classes(void **state)
     t.bus_Bps = 1e9;
     moe_topo_build(&t, 8);
     moe_network_init(&net, &t);
-    moe_network_add(&net, 0, 0, 1, 10, 0);
-    moe_network_add(&net, 0, 0, 4, 200, 0);
+    add(&net, 0, 0, 1, 10, 0);
+    add(&net, 0, 0, 4, 200, 0);
     assert_int_equal(net.bytes[MOE_LINK_INTRA], 210);
     assert_int_equal(net.bytes[MOE_LINK_BUS], 210);
     assert_int_equal(net.bytes[MOE_LINK_NIC], 200);
@@ -169,12 +177,70 @@ static void carry(const struct moe_network *net, moe_ps next, double *moved, dou
         const struct moe_share_link *k = &net->share.link[l];
         double load = 0;
         for (int e = 0; e < k->n; e++) {
-            int f = k->flow[e].flow, tag = net->flow[f].tag, server = net->share.flow[f].server;
+            int place = k->flow[e].flow, server = net->share.flow[place].server;
+            int tag = net->flow[net->travel[place].flow].tag;
             load += rate[tag] = net->share.link[server].level;
             if (server == l) moved[tag] += rate[tag] * 1e-12 * (double)(next - net->now);
         }
         assert_true(load <= k->cap * (1 + 1e-9));
     }
+}
+
+/* Flow 1 of 6000 B has a rate of its own of 300 B/us, and half of 1000 B/us would be more: it takes 20 us.
+ * Flow 2 has what is left, 700 B/us. A copy at 500 B/us, below its link, takes 4000 / 500 = 8 us. */
+static void test_rates_of_their_own(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(4);
+    struct moe_network net;
+    struct moe_sent plan[] = {{0, 1, 6000, .rate_Bps = 3e8, .after = -1},
+                              {0, 2, 7000, .after = -1},
+                              {0, 0, 4000, .rate_Bps = 5e8, .after = -1}};
+    moe_network_init(&net, &t);
+    moe_network_add(&net, 0, 3, plan, 1);
+    moe_network_end(&net, moe_network_next(&net));
+    EXPECT_END(&net, 8 * US, 1);
+    EXPECT_END(&net, 10 * US, 1);
+    EXPECT_END(&net, 20 * US, 1);
+    /* Four at 300 B/us would be more than the link has: 250 B/us each. Then two: 300 B/us each again. */
+    struct moe_sent many[] = {{0, 1, 1000, .rate_Bps = 3e8, .after = -1},
+                              {0, 2, 1000, .rate_Bps = 3e8, .after = -1},
+                              {0, 3, 1600, .rate_Bps = 3e8, .after = -1},
+                              {0, 1, 1600, .rate_Bps = 3e8, .after = -1}};
+    moe_network_add(&net, 20 * US, 4, many, 2);
+    moe_network_end(&net, moe_network_next(&net));
+    assert_int_equal(net.n_limits, 2); /* one for each rate, not for each flow */
+    EXPECT_END(&net, 24 * US, 2, 2);
+    EXPECT_END(&net, 26 * US, 2, 2);
+    close_machine(&t, &net);
+}
+
+/* Flow 0 starts at 2 us and takes 1 us; flow 1 follows it by 0.5 us, flow 2 of no bytes follows that by 3 us,
+ * and flow 3, which follows nothing, has a link of its own. */
+static void test_flows_follow_others(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(4);
+    struct moe_network net;
+    struct moe_sent plan[] = {{0, 1, 1000, .delay_s = 2e-6, .after = -1},
+                              {1, 2, 1000, .delay_s = 0.5e-6, .after = 0},
+                              {2, 2, 0, .delay_s = 3e-6, .after = 1},
+                              {3, 0, 9000, .after = -1}};
+    moe_network_init(&net, &t);
+    moe_network_add(&net, US, 4, plan, 0);
+    for (int i = 0; i < 4; i++) {
+        const moe_ps end[] = {4 * US, 11 * US / 2, 17 * US / 2, 10 * US};
+        moe_ps next;
+        do {
+            moe_network_end(&net, next = moe_network_next(&net));
+        } while (!net.n_ended); /* one starts */
+        assert_int_equal(next, end[i]);
+        assert_int_equal(net.n_ended, 1);
+        assert_int_equal(net.ended->from, i);
+    }
+    assert_true(moe_network_next(&net) == MOE_NEVER);
+    assert_int_equal(net.bytes[MOE_LINK_INTRA], 11000);
+    close_machine(&t, &net);
 }
 
 /* All pairs of 16 ranks, every size different, some later than others. The busiest link gives a lower bound;
@@ -192,7 +258,7 @@ static void test_random_all_pairs(void **state)
         for (int some = 0; some < 40 && started < 256; some++, started++) {
             int path[MOE_PATH_MAX], a = started / 16, b = started % 16, n = moe_topo_path(&t, a, b, path);
             size[started] = (double)(1 + moe_hash64((uint64_t)started) % 100000);
-            moe_network_add(&net, net.now, a, b, (int64_t)size[started], started);
+            add(&net, net.now, a, b, (int64_t)size[started], started);
             for (int i = 0; i < n; i++) bytes[path[i]] += size[started];
         }
         moe_ps next = moe_network_next(&net);
@@ -224,6 +290,8 @@ int main(void)
         cmocka_unit_test(test_local_copy),
         cmocka_unit_test(test_unconcerned_flow_keeps_its_end),
         cmocka_unit_test(test_bytes_of_classes),
+        cmocka_unit_test(test_rates_of_their_own),
+        cmocka_unit_test(test_flows_follow_others),
         cmocka_unit_test(test_random_all_pairs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

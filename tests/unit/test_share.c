@@ -15,6 +15,7 @@ enum { LINKS = 40, FLOWS = 200, PATH = MOE_SHARE_PATH };
 struct instance {
     int n_links, n_flows;
     double cap[LINKS];
+    int n_shared;                             /* the links after these are limits */
     int first[FLOWS + 1], path[FLOWS * PATH]; /* flow f: path[first[f]] to path[first[f + 1] - 1] */
     double rate[FLOWS];
 };
@@ -25,11 +26,12 @@ static double rate_of(const struct moe_share *s, int flow)
 }
 
 /* All flows at once, in a system of their own. */
-static void share(int n_links, const double *cap, int n_flows, const int *first, const int *path,
-                  double *rate)
+static void share(int n_shared, int n_links, const double *cap, int n_flows, const int *first,
+                  const int *path, double *rate)
 {
     struct moe_share s;
-    moe_share_init(&s, n_links, cap);
+    moe_share_init(&s, n_shared, cap);
+    for (int l = n_shared; l < n_links; l++) assert_int_equal(moe_share_add_limit(&s, cap[l]), l);
     for (int f = 0; f < n_flows; f++)
         assert_int_equal(moe_share_add(&s, first[f + 1] - first[f], path + first[f]), f);
     moe_share_solve(&s);
@@ -39,7 +41,7 @@ static void share(int n_links, const double *cap, int n_flows, const int *first,
 
 static void solve(struct instance *x)
 {
-    share(x->n_links, x->cap, x->n_flows, x->first, x->path, x->rate);
+    share(x->n_shared, x->n_links, x->cap, x->n_flows, x->first, x->path, x->rate);
 }
 
 static void assert_rates(const double *rate, const double *expected, int n)
@@ -55,7 +57,7 @@ static void worked_example(void **state)
 {
     (void)state;
     double rate[3];
-    share(2, (double[]){10, 4}, 3, (int[]){0, 1, 3, 4}, (int[]){0, 0, 1, 1}, rate);
+    share(2, 2, (double[]){10, 4}, 3, (int[]){0, 1, 3, 4}, (int[]){0, 0, 1, 1}, rate);
     assert_rates(rate, (double[]){8, 2, 2}, 3);
 }
 
@@ -65,7 +67,7 @@ static void long_path_takes_its_slowest_link(void **state)
 {
     (void)state;
     double rate[4];
-    share(4, (double[]){6, 9, 4, 1}, 4, (int[]){0, 3, 4, 5, 6}, (int[]){0, 1, 2, 0, 1, 2}, rate);
+    share(4, 4, (double[]){6, 9, 4, 1}, 4, (int[]){0, 3, 4, 5, 6}, (int[]){0, 1, 2, 0, 1, 2}, rate);
     assert_rates(rate, (double[]){2, 4, 7, 2}, 4);
 }
 
@@ -76,7 +78,7 @@ static void four_levels(void **state)
 {
     (void)state;
     double rate[5];
-    share(4, (double[]){3, 10, 30, 100}, 5, (int[]){0, 4, 7, 9, 10, 11},
+    share(4, 4, (double[]){3, 10, 30, 100}, 5, (int[]){0, 4, 7, 9, 10, 11},
           (int[]){0, 1, 2, 3, 1, 2, 3, 2, 3, 3, 3}, rate);
     assert_rates(rate, (double[]){3, 7, 20, 35, 35}, 5);
 }
@@ -88,10 +90,20 @@ static void flow_caps(void **state)
 {
     (void)state;
     double rate[4];
-    share(3, (double[]){10, 4, 1}, 4, (int[]){0, 2, 4, 5, 6}, (int[]){0, 1, 0, 2, 0, 0}, rate);
+    share(3, 3, (double[]){10, 4, 1}, 4, (int[]){0, 2, 4, 5, 6}, (int[]){0, 1, 0, 2, 0, 0}, rate);
     assert_rates(rate, (double[]){3, 1, 3, 3}, 4);
-    share(3, (double[]){15, 4, 1}, 4, (int[]){0, 2, 4, 5, 6}, (int[]){0, 1, 0, 2, 0, 0}, rate);
+    share(3, 3, (double[]){15, 4, 1}, 4, (int[]){0, 2, 4, 5, 6}, (int[]){0, 1, 0, 2, 0, 0}, rate);
     assert_rates(rate, (double[]){4, 1, 5, 5}, 4);
+}
+
+/* A limit is the cap of each of its flows. Link A of 10 with flows 0, 1 and 2, limit of 3 for flows 1, 2 and
+ * 3: 10 / 3 is above it, so flows 1, 2 and 3 get 3, and flow 0 the other 4. */
+static void limits(void **state)
+{
+    (void)state;
+    double rate[4];
+    share(1, 2, (double[]){10, 3}, 4, (int[]){0, 1, 3, 5, 6}, (int[]){0, 0, 1, 1, 0, 1}, rate);
+    assert_rates(rate, (double[]){4, 3, 3, 3}, 4);
 }
 
 static void zero_flows(void **state)
@@ -111,7 +123,7 @@ static void rounding_does_not_split_a_tie(void **state)
 {
     (void)state;
     double rate[7];
-    share(4, (double[]){3.4, 2.4, 0.3, 0.7}, 7, (int[]){0, 2, 4, 5, 6, 8, 9, 10},
+    share(4, 4, (double[]){3.4, 2.4, 0.3, 0.7}, 7, (int[]){0, 2, 4, 5, 6, 8, 9, 10},
           (int[]){0, 2, 0, 3, 0, 0, 0, 1, 1, 1}, rate);
     assert_rates(rate, (double[]){0.3, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8}, 7);
     for (int f = 3; f < 7; f++) assert_true(rate[f] == rate[2]);
@@ -125,6 +137,7 @@ static void draw(struct instance *x, uint64_t seed, uint64_t stream)
     bool tie = stream % 2;
     x->n_links = 1 + DRAW(LINKS);
     x->n_flows = 1 + DRAW(FLOWS);
+    x->n_shared = x->n_links - DRAW(1 + x->n_links / 3);
     for (int l = 0; l < x->n_links; l++)
         x->cap[l] = 1e9 * (tie ? 1 + DRAW(3) : exp(7 * moe_uniform(seed, stream, at++)));
     for (int f = 0; f < x->n_flows; f++) {
@@ -140,7 +153,7 @@ static void draw(struct instance *x, uint64_t seed, uint64_t stream)
 #undef DRAW
 }
 
-/* The property of share.h: no link overfull, and a bottleneck for each flow. */
+/* The property of share.h: no link overfull, no flow above a limit, and a bottleneck for each flow. */
 static void assert_fair(const struct instance *x)
 {
     double sum[LINKS] = {0}, fastest[LINKS] = {0};
@@ -149,13 +162,16 @@ static void assert_fair(const struct instance *x)
             sum[x->path[i]] += x->rate[f];
             fastest[x->path[i]] = fmax(fastest[x->path[i]], x->rate[f]);
         }
+    for (int l = x->n_shared; l < x->n_links; l++) sum[l] = fastest[l];
     for (int l = 0; l < x->n_links; l++) assert_true(sum[l] <= x->cap[l] * (1 + 1e-9));
     for (int f = 0; f < x->n_flows; f++) {
         assert_true(x->rate[f] > 0);
         bool held = false;
         for (int i = x->first[f]; i < x->first[f + 1]; i++) {
             int l = x->path[i];
-            held |= sum[l] >= x->cap[l] * (1 - 1e-9) && x->rate[f] >= fastest[l] * (1 - 1e-9);
+            bool limit = l >= x->n_shared;
+            held |= limit ? x->rate[f] >= x->cap[l] * (1 - 1e-9)
+                          : sum[l] >= x->cap[l] * (1 - 1e-9) && x->rate[f] >= fastest[l] * (1 - 1e-9);
         }
         assert_true(held);
     }
@@ -164,18 +180,21 @@ static void assert_fair(const struct instance *x)
 /* The same system with flows in another order, and links under other numbers. */
 static void assert_order_does_not_matter(const struct instance *x, uint64_t seed, uint64_t stream)
 {
-    struct instance y = {.n_links = x->n_links, .n_flows = x->n_flows};
-    int flow[FLOWS], shift = (int)(moe_uniform(seed, stream, 0) * x->n_links);
+    struct instance y = {.n_links = x->n_links, .n_shared = x->n_shared, .n_flows = x->n_flows};
+    int flow[FLOWS], shift = (int)(moe_uniform(seed, stream, 0) * x->n_shared);
     for (int f = 0; f < x->n_flows; f++) {
         int other = (int)(moe_uniform(seed, stream, 1 + (uint64_t)f) * (f + 1));
         flow[f] = flow[other];
         flow[other] = f;
     }
-    for (int l = 0; l < x->n_links; l++) y.cap[(l + shift) % x->n_links] = x->cap[l];
+    memcpy(y.cap, x->cap, sizeof y.cap);
+    for (int l = 0; l < x->n_shared; l++) y.cap[(l + shift) % x->n_shared] = x->cap[l];
     for (int f = 0; f < x->n_flows; f++) {
         y.first[f + 1] = y.first[f];
-        for (int i = x->first[flow[f]]; i < x->first[flow[f] + 1]; i++)
-            y.path[y.first[f + 1]++] = (x->path[i] + shift) % x->n_links;
+        for (int i = x->first[flow[f]]; i < x->first[flow[f] + 1]; i++) {
+            int l = x->path[i];
+            y.path[y.first[f + 1]++] = l < x->n_shared ? (l + shift) % x->n_shared : l;
+        }
     }
     solve(&y);
     for (int f = 0; f < x->n_flows; f++) assert_rates(&y.rate[f], &x->rate[flow[f]], 1);
@@ -227,7 +246,8 @@ static void come_and_go(uint64_t seed, uint64_t stream)
     struct moe_share s;
     int place[FLOWS], steps = 0; /* place: of a flow of x, -1: it is out */
     draw(&x, seed, stream);
-    moe_share_init(&s, x.n_links, x.cap);
+    moe_share_init(&s, x.n_shared, x.cap);
+    for (int l = x.n_shared; l < x.n_links; l++) moe_share_add_limit(&s, x.cap[l]);
     for (int f = 0; f < x.n_flows; f++) place[f] = -1;
     for (uint64_t at = 0; steps < 3 * x.n_flows; at += 2) {
         int f = (int)(moe_uniform(seed + 1, stream, at) * x.n_flows);
@@ -242,7 +262,7 @@ static void come_and_go(uint64_t seed, uint64_t stream)
         moe_share_solve(&s);
         read_news(&r, &s);
         steps++;
-        struct instance y = {.n_links = x.n_links};
+        struct instance y = {.n_links = x.n_links, .n_shared = x.n_shared};
         int here[FLOWS];
         memcpy(y.cap, x.cap, sizeof y.cap);
         for (f = 0; f < x.n_flows; f++) {
@@ -302,6 +322,7 @@ int main(void)
         cmocka_unit_test(long_path_takes_its_slowest_link),
         cmocka_unit_test(four_levels),
         cmocka_unit_test(flow_caps),
+        cmocka_unit_test(limits),
         cmocka_unit_test(zero_flows),
         cmocka_unit_test(rounding_does_not_split_a_tie),
         cmocka_unit_test(random_systems_are_fair),
