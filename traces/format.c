@@ -112,6 +112,9 @@ static int gather(void *ctx, int64_t step, int layer, int rank)
         moe_routed_clear(r);
     }
     MOE_TRY(moe_store_routing(e->store, step, layer, rank, &n_tokens, &top_k, &ids));
+    if (!ids) /* the row's keys are no whole numbers */
+        return moe_fail(MOE_EINPUT, "step %lld of the trace has no routing for layer %d, rank %d",
+                        (long long)step, layer, rank);
     r->step = step;
     r->rank = rank;
     int err = moe_routed_add(r, layer, n_tokens, top_k, ids);
@@ -123,14 +126,20 @@ static int gather(void *ctx, int64_t step, int layer, int rank)
 /* Names the files, or removes them. */
 static int finish(struct moe_export *e, int err)
 {
-    int ended = end_file(e);
+    int ended = end_file(e), n_named = 0;
     if (err >= 0) err = ended;
     for (int i = 0; i < e->n_files; i++) {
         char *partial = joined(e->names[i], ".partial");
         if (err >= 0 && rename(partial, e->names[i]) < 0)
             err = moe_fail(MOE_EFAILED, "%s: %s", e->names[i], strerror(errno));
-        if (err < 0) unlink(partial);
+        if (err >= 0)
+            n_named++;
+        else
+            unlink(partial);
         free(partial);
+    }
+    for (int i = 0; i < e->n_files; i++) {
+        if (err < 0 && i < n_named) unlink(e->names[i]);
         free(e->names[i]);
     }
     if (err < 0 && e->made) rmdir(e->path);
@@ -143,8 +152,12 @@ int moe_format_export(const struct moe_format *format, const char *trace, int64_
                       int *n_files, int64_t *n_routings)
 {
     struct moe_export e = {.format = format, .path = path};
+    struct moe_store_info info = {0};
     MOE_TRY(moe_store_open(trace, MOE_STORE_READ, &e.store));
-    int err = moe_store_each_routing(e.store, step < 0 ? 0 : step, step < 0 ? INT64_MAX : step, gather, &e);
+    int err = moe_store_info(e.store, &info);
+    e.n_layers = info.n_layers;
+    if (err >= 0)
+        err = moe_store_each_routing(e.store, step < 0 ? 0 : step, step < 0 ? INT64_MAX : step, gather, &e);
     char number[24] = "";
     if (step >= 0) snprintf(number, sizeof number, " %lld", (long long)step);
     if (err >= 0 && e.n_routings == 0)

@@ -1,4 +1,4 @@
-/* format - routing in the file formats of others: one file of code and one row of moe_formats for each.
+/* format - routing in the file formats of others: one file of code and one row in format.c for each.
  *
  * A trace is exported file by file and imported as a whole; each format reads and writes what one rank routed
  * in one step. Normalised: steps that some rank did not finish are left out of an export; everything but the
@@ -36,7 +36,8 @@ struct moe_export {
     char name[64];                   /* and how it is called */
     char **names;                    /* [n_files] with folders */
     int n_files, cap;
-    bool made; /* the folder */
+    bool made;    /* the folder */
+    int n_layers; /* of the run */
     struct moe_routed routed;
     int64_t n_routings;
 };

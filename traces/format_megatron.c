@@ -105,13 +105,17 @@ static int read_ids(const json_t *rows, struct record *out)
     if (json_array_size(rows) != (size_t)out->n_tokens)
         return moe_fail(MOE_EINPUT, "top_indices has %zu rows, expected num_tokens %lld",
                         json_array_size(rows), (long long)out->n_tokens);
+    /* Before the memory: a short line may promise many ids. */
+    for (int64_t t = 0; t < out->n_tokens; t++) {
+        size_t n = json_array_size(json_array_get(rows, (size_t)t));
+        if (n != (size_t)out->top_k)
+            return moe_fail(MOE_EINPUT, "token %lld: %zu of topk %lld experts", (long long)t, n,
+                            (long long)out->top_k);
+    }
     out->ids = moe_alloc((size_t)(out->n_tokens * out->top_k), sizeof *out->ids);
     for (int64_t i = 0; i < out->n_tokens * out->top_k; i++) {
         const json_t *row = json_array_get(rows, (size_t)(i / out->top_k));
         const json_t *id = json_array_get(row, (size_t)(i % out->top_k));
-        if (json_array_size(row) != (size_t)out->top_k)
-            return moe_fail(MOE_EINPUT, "token %lld: %zu of topk %lld experts", (long long)(i / out->top_k),
-                            json_array_size(row), (long long)out->top_k);
         if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) > UINT16_MAX)
             return moe_fail(MOE_EINPUT, "token %lld: expected experts from 0 to 65535",
                             (long long)(i / out->top_k));
@@ -123,9 +127,9 @@ static int read_ids(const json_t *rows, struct record *out)
 /* out->ids is to be freed, on errors too. */
 static int read_record(const char *line, size_t n, struct record *out)
 {
-    enum { LIMIT = 1 << 30 };
+    enum { LIMIT = 999999999 }; /* as many digits as load_names reads */
     json_error_t error;
-    json_int_t step = 0, layer = 0, mtp = 0, rank = 0, tokens = 0, top_k = 0;
+    json_int_t step = 0, layer = 0, mtp = -1, rank = 0, tokens = 0, top_k = 0;
     const char *block = "decoder";
     json_t *rows = NULL, *root = json_loadb(line, n, 0, &error);
     *out = (struct record){0};
@@ -138,8 +142,10 @@ static int read_record(const char *line, size_t n, struct record *out)
         err = moe_fail(MOE_EINPUT, "%s", error.text);
     else if (!decoder && strcmp(block, "mtp") != 0)
         err = moe_fail(MOE_EINPUT, "block is '%.40s', expected decoder or mtp", block);
-    else if (step < 0 || layer < 0 || layer > LIMIT || mtp < 0 || mtp > LIMIT || rank < 0 || rank > LIMIT ||
-             tokens < 0 || tokens > LIMIT || top_k < 1 || top_k > UINT16_MAX)
+    else if (!decoder && (mtp < 0 || mtp > LIMIT))
+        err = moe_fail(MOE_EINPUT, "block is 'mtp', expected mtp_idx, the number of the head from 0");
+    else if (step < 0 || layer < 0 || layer > LIMIT || rank < 0 || rank > LIMIT || tokens < 0 ||
+             tokens > LIMIT || top_k < 1 || top_k > UINT16_MAX)
         err = moe_fail(MOE_EINPUT, "a step, layer, rank, num_tokens or topk that cannot be");
     else {
         *out = (struct record){step, name_of(decoder ? -1 : mtp, layer), rank, tokens, top_k};

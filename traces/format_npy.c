@@ -2,7 +2,8 @@
  *
  * A file routed_experts_stepS_rankR.npy per step and rank, [tokens, layers, top_k], as np.save writes what
  * vLLM and others return. Read are also [tokens, top_k], of one layer, and other widths of integers. A file
- * whose name does not end in "stepS_rankR.npy" is step 0 of the rank that is its place among the files.
+ * whose name does not end in "stepS_rankR.npy" is step 0 of the rank that is its place among the files. An
+ * array has no place for the layers' numbers: only steps with all layers of the run are written.
  *
  * Source: NEP 1 and numpy.lib.format, versions 1 to 3. */
 #include "traces/format.h"
@@ -25,6 +26,9 @@ static int write_step(struct moe_export *e)
     char name[64], header[HEADER];
     int32_t highest = 0;
     snprintf(name, sizeof name, "routed_experts_step%lld_rank%d.npy", (long long)r->step, r->rank);
+    if (r->n_layers != e->n_layers || r->layers[L - 1].layer != e->n_layers - 1) /* they ascend from 0 */
+        return moe_fail(MOE_EINPUT, "%s: has %d layers up to layer %d, expected each of the run's %d", name,
+                        r->n_layers, r->layers[L - 1].layer, e->n_layers);
     for (size_t l = 0; l < L; l++)
         if (r->layers[l].n_tokens != r->layers[0].n_tokens)
             return moe_fail(MOE_EINPUT, "%s: layers of %lld and %lld tokens do not fit in one array", name,
@@ -163,7 +167,11 @@ static int read_files(struct moe_import *in, const char *const *files, int n_fil
     for (int i = 0; i < n_files && err >= 0; i++) {
         struct moe_routed r = {.rank = i};
         read_name(files[i], &r);
-        err = read_file(in, files[i], &r);
+        if (r.step < 0 || r.rank < 0)
+            err = moe_fail(MOE_EINPUT, "%s: is step %lld of rank %d, expected 0 and more", files[i],
+                           (long long)r.step, r.rank);
+        else
+            err = read_file(in, files[i], &r);
         moe_routed_clear(&r);
     }
     return err;

@@ -309,6 +309,19 @@ int moe_store_routing(struct moe_store *s, int64_t step, int layer, int rank, in
     return err;
 }
 
+/* Columns `from` to `to` of a row number ranks, layers, blocks: the file may hold anything there. */
+static int check_indices(const struct moe_store *s, sqlite3_stmt *q, int from, int to)
+{
+    for (int i = from; i <= to; i++) {
+        int64_t value = sqlite3_column_int64(q, i);
+        if (value < 0 || value > INT32_MAX)
+            return moe_fail(MOE_EINPUT, "%s: step %lld: %s is %lld, expected 0 to %d", s->path,
+                            (long long)sqlite3_column_int64(q, 0), sqlite3_column_name(q, i),
+                            (long long)value, INT32_MAX);
+    }
+    return MOE_OK;
+}
+
 int moe_store_each_routing(struct moe_store *s, int64_t step_from, int64_t step_to,
                            int (*fn)(void *ctx, int64_t step, int layer, int rank), void *ctx)
 {
@@ -317,7 +330,9 @@ int moe_store_each_routing(struct moe_store *s, int64_t step_from, int64_t step_
     sqlite3_stmt *q = bound(s, Q_EACH_ROUTING, INTS(step_from, step_to, info.n_ranks));
     int more;
     while ((more = next(s, q)) > 0) {
-        more = fn(ctx, sqlite3_column_int64(q, 0), sqlite3_column_int(q, 1), sqlite3_column_int(q, 2));
+        more = check_indices(s, q, 1, 2);
+        if (more >= 0)
+            more = fn(ctx, sqlite3_column_int64(q, 0), sqlite3_column_int(q, 1), sqlite3_column_int(q, 2));
         if (more < 0) break;
     }
     sqlite3_reset(q);
@@ -360,6 +375,8 @@ int moe_store_each_op(struct moe_store *s, int64_t step_from, int64_t step_to,
     sqlite3_stmt *q = bound(s, Q_EACH_OP, INTS(step_from, step_to));
     int more;
     while ((more = next(s, q)) > 0) {
+        more = check_indices(s, q, 1, 4);
+        if (more < 0) break;
         struct moe_store_op op = {
             .step = sqlite3_column_int64(q, 0),
             .rank = sqlite3_column_int(q, 1),

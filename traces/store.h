@@ -26,7 +26,7 @@ void moe_store_remove(const char *path); /* with its logs */
 
 /* The run: key and value, e.g. "scenario" (YAML text), "seed", "data_bytes", "version"; the same on every
  * rank. moe_store_info reads "layers", "experts", "top_k", "steps" (asked for) and "ranks" (the merge writes
- * it). Replaces. */
+ * it, too). Replaces. */
 int moe_store_put(struct moe_store *s, const char *key, const char *value);
 int moe_store_get(struct moe_store *s, const char *key, char **value); /* *value NULL when absent; free() */
 
@@ -47,7 +47,8 @@ int moe_store_add_routing(struct moe_store *s, int64_t step, int layer, int rank
 int moe_store_routing(struct moe_store *s, int64_t step, int layer, int rank, int64_t *n_tokens, int *top_k,
                       int32_t **ids);
 /* Calls fn for every routing of the complete steps, in order of (rank, step, layer); stops at the first
- * negative result. fn may call moe_store_routing. */
+ * negative result. fn may call moe_store_routing. Errors: MOE_EINPUT when a layer or rank is not 0 to
+ * INT32_MAX; moe_store_each_op likewise. */
 int moe_store_each_routing(struct moe_store *s, int64_t step_from, int64_t step_to,
                            int (*fn)(void *ctx, int64_t step, int layer, int rank), void *ctx);
 /* Adds, for routing that no capture of ours recorded, its ranks (process id 0) and its steps (0 ns, loss
@@ -107,8 +108,9 @@ int moe_store_each_result(struct moe_store *s, int (*fn)(void *ctx, const struct
  *
  * Result: every row that a rank committed, also after the ranks were killed.
  *
- * Errors: MOE_EINPUT naming the rank file that is missing, broken or of another run; MOE_EFAILED when a rank
- * still has its file open after 5 seconds, or the merged file cannot be written. Then nothing changed. */
+ * Errors: MOE_EINPUT naming the rank file that is missing, broken or of another run; MOE_EUSAGE when `path`
+ * is one of them; MOE_EFAILED when a rank still has its file open after 5 seconds, or the merged file cannot
+ * be written. Then nothing changed. */
 int moe_store_merge(const char *prefix, int n_ranks, const char *path);
 
 #endif

@@ -181,8 +181,23 @@ done:
     return err < 0 ? moe_fail(err, "%s: not merged: %s", part, moe_error()) : err;
 }
 
+/* A merged file with the name of a part, in whatever words or links, would be removed with the parts. */
+static int check_target(const char *path, const char *prefix, int n_ranks)
+{
+    struct stat target, st;
+    if (stat(path, &target) < 0) return MOE_OK;
+    bool same = false;
+    for (int r = 0; r < n_ranks && !same; r++) {
+        char *part = moe_store_part(prefix, r);
+        same = stat(part, &st) == 0 && st.st_dev == target.st_dev && st.st_ino == target.st_ino;
+        free(part);
+    }
+    return same ? moe_fail(MOE_EUSAGE, "%s: a rank file of this merge, expected another name", path) : MOE_OK;
+}
+
 int moe_store_merge(const char *prefix, int n_ranks, const char *path)
 {
+    MOE_TRY(check_target(path, prefix, n_ranks));
     char *partial = moe_store_join(path, ".partial"), ranks[16];
     struct moe_store *out = NULL;
     snprintf(ranks, sizeof ranks, "%d", n_ranks);

@@ -3,30 +3,50 @@
 #include "traces/format.h"
 #include "traces/store.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 int moe_check_replaceable(const char *path)
 {
-    if (access(path, F_OK) == 0 && !moe_store_probe(path))
-        return moe_fail(MOE_EINPUT, "%s: exists and is no trace store; not replaced", path);
+    char partial[PATH_MAX];
+    snprintf(partial, sizeof partial, "%s.partial", path);
+    const char *const replaced[] = {path, partial};
+    for (int i = 0; i < 2; i++)
+        if (access(replaced[i], F_OK) == 0 && !moe_store_probe(replaced[i]))
+            return moe_fail(MOE_EINPUT, "%s: exists and is no trace store; not replaced", replaced[i]);
     return MOE_OK;
 }
 
-/* As the rank files say; those of ranks that were killed at once say nothing. */
+/* 0: this file says nothing, its rank was killed at once. */
+static int ranks_of(const char *part, int *out)
+{
+    struct moe_store *store;
+    struct moe_store_info info;
+    char *key = NULL;
+    int err;
+    MOE_TRY_GOTO(moe_store_open(part, MOE_STORE_READ, &store));
+    MOE_TRY_GOTO(moe_store_info(store, &info));
+    MOE_TRY_GOTO(moe_store_get(store, "ranks", &key));
+    if (!key && info.n_ranks > 0) /* which counts the ranks of this file */
+        MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "%s: no run key 'ranks', expected the number of rank files", part));
+    *out = info.n_ranks;
+done:
+    free(key);
+    moe_store_close(store);
+    return err;
+}
+
+/* As the first rank file says that says it. */
 static int count_ranks(const char *prefix, int *out)
 {
-    struct moe_store_info info = {0};
-    for (int r = 0; info.n_ranks == 0; r++) {
-        struct moe_store *store;
+    *out = 0;
+    for (int r = 0; *out == 0; r++) {
         char *part = moe_store_part(prefix, r);
-        int err = moe_store_open(part, MOE_STORE_READ, &store);
-        if (err == MOE_OK) err = moe_store_info(store, &info);
+        int err = ranks_of(part, out);
         free(part);
-        moe_store_close(store);
         MOE_TRY(err);
     }
-    *out = info.n_ranks;
     return MOE_OK;
 }
 

@@ -30,6 +30,15 @@ expect 3 'absent.db.rank0: No such file' trace merge absent.db
 mv run.db.rank1 away
 expect 3 'run.db.rank1: No such file' trace merge run.db
 mv away run.db.rank1
+expect 2 'run.db.rank0: a rank file of this merge' trace merge run.db -o ../"${PWD##*/}"/run.db.rank0
+echo mine > merged.db.partial
+expect 3 'merged.db.partial: exists and is no trace store' trace merge run.db -o merged.db
+echo mine | cmp -s merged.db.partial - || fail 'merged.db.partial was changed'
+rm merged.db.partial
+cp run.db.rank0 away
+sqlite3 run.db.rank0 "DELETE FROM run WHERE key = 'ranks'"
+expect 3 "run.db.rank0: no run key 'ranks'" trace merge run.db -o merged.db
+mv away run.db.rank0
 expect 0 '^complete  *yes$' trace merge run.db -o merged.db
 [ "$(echo run.db* merged.db*)" = 'run.db* merged.db' ] || fail "files: $(echo run.db* merged.db*)"
 cmp -s two.yaml kept.yaml || fail 'two.yaml was changed'

@@ -60,7 +60,7 @@ static void test_examples(void **state)
 
 /* Two micro-batches of layers 2, 5 and one of an MTP head; then without a block, with other spaces. */
 static const char trace[] =
-    "{\"step\": 7, \"stage\": \"pre_dispatch\", \"block\": \"mtp\", \"layer\": 0, \"rank\": 1,"
+    "{\"step\": 7, \"stage\": \"pre_dispatch\", \"block\": \"mtp\", \"layer\": 999999999, \"rank\": 1,"
     " \"num_tokens\": 1, \"topk\": 1, \"mtp_idx\": 0, \"top_indices\": [[9]]}\n"
     "{\"step\": 7, \"block\": \"decoder\", \"layer\": 5, \"rank\": 1, \"num_tokens\": 2, \"topk\": 1,"
     " \"hs_offset\": 0, \"top_indices\": [[1], [2]]}\n"
@@ -71,7 +71,7 @@ static const char normalised[] =
     HEAD "\"decoder\", \"layer\": 2, \"rank\": 1, \"num_tokens\": 0, \"topk\": 1, \"top_indices\": []}\n" HEAD
          "\"decoder\", \"layer\": 5, \"rank\": 1, \"num_tokens\": 3, \"topk\": 1,"
          " \"top_indices\": [[1], [2], [3]]}\n" HEAD
-         "\"mtp\", \"layer\": 0, \"rank\": 1, \"num_tokens\": 1, \"topk\": 1, \"mtp_idx\": 0,"
+         "\"mtp\", \"layer\": 999999999, \"rank\": 1, \"num_tokens\": 1, \"topk\": 1, \"mtp_idx\": 0,"
          " \"top_indices\": [[9]]}\n";
 
 static void test_megatron_normalised(void **state)
@@ -79,7 +79,8 @@ static void test_megatron_normalised(void **state)
     (void)state;
     write_all("a.jsonl", trace, sizeof trace - 1);
     import_file(&moe_format_megatron, "a.jsonl", "run.db");
-    assert_int_equal(ask("run.db", "SELECT value = '2 5 mtp0.0' FROM run WHERE key = 'megatron_layers'"), 1);
+    assert_int_equal(
+        ask("run.db", "SELECT value = '2 5 mtp0.999999999' FROM run WHERE key = 'megatron_layers'"), 1);
     export_trace(&moe_format_megatron, "run.db", "b.jsonl", 1);
     write_all("c.jsonl", normalised, sizeof normalised - 1);
     assert_same("b.jsonl", "c.jsonl");
@@ -92,6 +93,7 @@ static void write_trace(const char *path)
 {
     const int32_t ids[] = {0, 65535, 1, 2, 3, 300, 256, 255};
     struct moe_store *s = open_store(path, MOE_STORE_CREATE);
+    assert_int_equal(moe_store_put(s, "layers", "2"), MOE_OK);
     for (int i = 0; i < 12; i++)
         assert_int_equal(
             moe_store_add_routing(s, i / 6 ? 10 : 3, i % 2, i / 2 % 3, (int[]){1, 4, 0}[i / 2 % 3], 2, ids),
@@ -187,6 +189,30 @@ static void test_export_refuses(void **state)
     export_refused(&moe_format_megatron, -1, "out", MOE_EINPUT, "expected 5 x 2 ids");
     sql("run.db", "UPDATE routing SET n_tokens = 1, ids = x'00000000' WHERE rank = 2 AND layer = 1");
     export_refused(&moe_format_npy, -1, "out", MOE_EINPUT, "layers of 0 and 1 tokens");
+    sql("run.db", "UPDATE routing SET layer = 'x' WHERE rank = 0 AND layer = 0");
+    export_refused(&moe_format_npy, -1, "out", MOE_EINPUT, "no routing for layer 0, rank 0");
+    /* A folder has the name of the second file: the first does not stay either. */
+    write_trace("run.db");
+    assert_int_equal(mkdir("out", 0700) | mkdir("out/router_trace_rank1.jsonl", 0700), 0);
+    export_refused(&moe_format_megatron, -1, "out", MOE_EFAILED, "out/router_trace_rank1.jsonl: Is a dir");
+    assert_int_equal(rmdir("out/router_trace_rank1.jsonl") | rmdir("out"), 0);
+}
+
+#define LINE(step, layer)                                                                                    \
+    "{\"step\": " step ", \"layer\": " layer                                                                 \
+    ", \"rank\": 0, \"num_tokens\": 1, \"topk\": 1, \"top_indices\": [[1]]}\n"
+
+/* An array numbers its layers from 0, whatever they were. */
+static void test_npy_layers(void **state)
+{
+    (void)state;
+    static const char lines[] = LINE("0", "2") LINE("0", "5") LINE("0", "7") LINE("1", "2") LINE("1", "5");
+    write_all("a.jsonl", lines, sizeof lines - 1);
+    import_file(&moe_format_megatron, "a.jsonl", "run.db");
+    export_refused(&moe_format_npy, -1, "out", MOE_EINPUT,
+                   "step1_rank0.npy: has 2 layers up to layer 1, expected each of the run's 3");
+    sql("run.db", "DELETE FROM routing WHERE layer = 1; UPDATE run SET value = 2 WHERE key = 'layers'");
+    export_refused(&moe_format_npy, -1, "out", MOE_EINPUT, "step0_rank0.npy: has 2 layers up to layer 2");
 }
 
 /* ---- wrong files ---- */
@@ -219,6 +245,8 @@ static void test_wrong_megatron(void **state)
         {"4", "\"topk\": 2, \"top_indices\": {}}", "2: top_indices has 0 rows"},
         {"4", "\"topk\": 0, \"top_indices\": [[]]}", "2: a step, layer, rank, num_tokens or topk"},
         {"4294967296", "\"topk\": 1, \"top_indices\": [[1]]}", "2: a step, layer, rank"},
+        {"1000000000", "\"topk\": 1, \"top_indices\": [[1]]}", "2: a step, layer, rank"},
+        {"4", "\"block\": \"mtp\", \"topk\": 2, \"top_indices\": [[1, 2]]}", "expected mtp_idx"},
         {"4", "\"block\": \"encoder\", \"topk\": 1, \"top_indices\": [[1]]}", "2: block is 'encoder'"},
         {"4", "\"topk\": 1, \"top_indices\": [[1]]}", "2: layer 1: top-1, expected top-2"},
     };
@@ -236,6 +264,18 @@ static void test_wrong_megatron(void **state)
     /* A run that began anew and added to its files. */
     int n = snprintf(text, sizeof text, "%s%.9s1%s%s", first, first, first + 10, first);
     refused(&moe_format_megatron, text, (size_t)n, "wrong:3: step 0 of rank 0 is there twice");
+    /* Empty rows that say 65,535 experts each: 79 GB of ids are not even asked for. */
+    char *line;
+    size_t size;
+    FILE *f = open_memstream(&line, &size);
+    fputs("{\"step\": 0, \"layer\": 3, \"rank\": 0, \"num_tokens\": 300000, \"topk\": 65535,"
+          " \"top_indices\": [[]",
+          f);
+    for (int i = 1; i < 300000; i++) fputs(",[]", f);
+    fputs("]}\n", f);
+    fclose(f);
+    refused(&moe_format_megatron, line, size, "wrong:1: token 0: 0 of topk 65535 experts");
+    free(line);
 }
 
 static size_t make_npy(char *out, const char *header, int version, size_t data_bytes)
@@ -309,6 +349,13 @@ static void test_other_npy(void **state)
     write_all("run_step0_rank0.npy", bytes, make_npy(bytes, header[1], 1, 2));
     assert_int_equal(moe_format_import(&moe_format_npy, twice, 2, "run.db"), MOE_EINPUT);
     assert_string_equal(moe_error(), "./run_step0_rank0.npy: step 0 of rank 0 is there twice");
+    const char *const negative[] = {"x_step-3_rank2.npy", "x_step3_rank-2.npy"};
+    for (int i = 0; i < 2; i++) {
+        write_all(negative[i], bytes, make_npy(bytes, header[1], 1, 2));
+        assert_int_equal(moe_format_import(&moe_format_npy, &negative[i], 1, "run.db"), MOE_EINPUT);
+        assert_non_null(
+            strstr(moe_error(), i ? ".npy: is step 3 of rank -2," : ".npy: is step -3 of rank 2,"));
+    }
 }
 
 int main(void)
@@ -316,7 +363,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_examples),        TEST(test_megatron_normalised), TEST(test_round_trip),
         TEST(test_export_one_step), TEST(test_export_refuses),      TEST(test_wrong_megatron),
-        TEST(test_wrong_npy),       TEST(test_other_npy),
+        TEST(test_wrong_npy),       TEST(test_other_npy),           TEST(test_npy_layers),
     };
     const char *folder = getenv("MOESIM_DATA");
     snprintf(data, sizeof data, "%s/examples/synthetic", folder ? folder : "");

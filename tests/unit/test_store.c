@@ -254,10 +254,42 @@ static void test_garbled(void **state)
         }
         moe_store_close(s);
         refused += err < 0;
-        if (moe_store_merge("merged.db", 1, "merged.db") == MOE_OK) assert_sound("merged.db");
+        if (moe_store_merge("run.db", 1, "merged.db") == MOE_OK) assert_sound("merged.db");
     }
     assert_true(refused > 5);
     free(bytes);
+}
+
+static int ignore_routing(void *ctx, int64_t step, int layer, int rank)
+{
+    (void)ctx, (void)step, (void)layer, (void)rank;
+    return MOE_OK;
+}
+
+/* What numbers no layer, rank or block is neither cut to 32 bits nor handed on. */
+static void test_wrong_numbers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *change, *text;
+    } wrong[] = {
+        {"UPDATE routing SET layer = -5 WHERE layer = 1", "run.db: step 0: layer is -5, expected 0 to"},
+        {"UPDATE routing SET rank = rank + 4294967296", "rank is 4294967296"},
+        {"UPDATE op SET layer = layer + 4294967296", "run.db: step 0: layer is 4294967296, expected 0 to"},
+        {"UPDATE op SET rank = -1", "rank is -1"},
+        {"UPDATE op SET op = 2147483648 WHERE step = 1", "step 1: op is 2147483648"},
+    };
+    for (int i = 0; i < 5; i++) {
+        write_rank("run.db", 0, 2);
+        sql("run.db", wrong[i].change);
+        struct moe_store *s = open_store("run.db", MOE_STORE_READ);
+        assert_int_equal(i < 2 ? moe_store_each_routing(s, 0, 9, ignore_routing, NULL)
+                               : moe_store_each_op(s, 0, 9, ignore_op, NULL),
+                         MOE_EINPUT);
+        if (!strstr(moe_error(), wrong[i].text))
+            fail_msg("'%s' does not say '%s'", moe_error(), wrong[i].text);
+        moe_store_close(s);
+    }
 }
 
 /* ---- SCHEMA.md ---- */
@@ -332,8 +364,9 @@ static void test_schema_document(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_round_trip),  TEST(test_info),      TEST(test_expert_ids), TEST(test_read_never_writes),
-        TEST(test_wrong_files), TEST(test_truncated), TEST(test_garbled),    TEST(test_schema_document),
+        TEST(test_round_trip),    TEST(test_info),      TEST(test_expert_ids), TEST(test_read_never_writes),
+        TEST(test_wrong_files),   TEST(test_truncated), TEST(test_garbled),    TEST(test_schema_document),
+        TEST(test_wrong_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -268,6 +268,22 @@ static void test_merge_refuses(void **state)
     moe_store_close(s);
 }
 
+/* The merged file would be removed with the parts. */
+static void test_merge_over_part(void **state)
+{
+    (void)state;
+    static const char *const target[] = {"run.db.rank0", "./run.db.rank1", "link"};
+    write_ranks(2, 3);
+    assert_int_equal(symlink("run.db.rank1", "link"), 0);
+    uint64_t before = hash_file("run.db.rank0") ^ hash_file("run.db.rank1");
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(moe_store_merge("run.db", 2, target[i]), MOE_EUSAGE);
+        assert_non_null(strstr(moe_error(), "a rank file of this merge"));
+        assert_int_equal(n_files(), 3);
+        assert_true((hash_file("run.db.rank0") ^ hash_file("run.db.rank1")) == before);
+    }
+}
+
 /* A rank that lives on for a moment: what it commits meanwhile is merged, too. */
 static void test_merge_waits(void **state)
 {
@@ -347,7 +363,7 @@ int main(void)
         TEST(test_killed_writer),       TEST(test_killed_anywhere), TEST(test_interrupted_checkpoint),
         TEST(test_uncommitted_is_lost), TEST(test_create_replaces), TEST(test_merge),
         TEST(test_merge_killed_ranks),  TEST(test_merge_refuses),   TEST(test_merge_disk_full),
-        TEST(test_merge_killed),        TEST(test_merge_waits),
+        TEST(test_merge_killed),        TEST(test_merge_waits),     TEST(test_merge_over_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
