@@ -239,3 +239,21 @@ void moe_network_end(struct moe_network *net, moe_ps now)
     }
     qsort(net->ended, (size_t)net->n_ended, sizeof *net->ended, by_order);
 }
+
+int moe_plan_add(struct moe_plan *plan, struct moe_sent flow)
+{
+    plan->flow = moe_grow(plan->flow, &plan->cap, plan->n + 1, sizeof *plan->flow);
+    plan->flow[plan->n] = flow;
+    return plan->n++;
+}
+
+moe_ps moe_plan_time(const struct moe_topo *topo, const struct moe_plan *plan)
+{
+    struct moe_network net;
+    moe_network_init(&net, topo);
+    moe_network_add(&net, 0, plan->n, plan->flow, 0);
+    for (moe_ps next; (next = moe_network_next(&net)) != MOE_NEVER;) moe_network_end(&net, next);
+    moe_ps end = net.now;
+    moe_network_free(&net);
+    return end;
+}

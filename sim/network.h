@@ -27,6 +27,12 @@ struct moe_sent {
     int after;       /* an earlier flow of the plan, -1: none */
 };
 
+struct moe_plan {
+    int n, cap;
+    struct moe_sent *flow; /* [n] */
+    bool together; /* no member leaves before all flows have ended; else when those that concern it have */
+};
+
 struct moe_flow {
     int from, to, tag; /* the caller's */
     uint64_t order;    /* of its plan, and in it */
@@ -85,5 +91,10 @@ moe_ps moe_network_next(struct moe_network *net);
 /* Goes on to `now`, the value of moe_network_next: ended [n_ended], in the order in which they were given.
  * Cost: O(links, and flows of those where one ends). */
 void moe_network_end(struct moe_network *net, moe_ps now);
+
+/* Appends a flow; returns its number. */
+int moe_plan_add(struct moe_plan *plan, struct moe_sent flow);
+/* How long the plan takes on an idle machine that is laid out. */
+moe_ps moe_plan_time(const struct moe_topo *topo, const struct moe_plan *plan);
 
 #endif

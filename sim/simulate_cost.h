@@ -27,12 +27,6 @@ struct moe_asked {
 /* *out: on a core of its own. Errors of both: MOE_EVERDICT when a size is unknown. */
 int moe_kernel_time(const struct moe_asked *asked, const struct moe_topo *t, moe_ps *out);
 
-struct moe_plan {
-    int n, cap;
-    struct moe_sent *flow; /* [n] */
-    bool together; /* no member leaves before all flows have ended; else when those that concern it have */
-};
-
 /* The flows of the collective that `first`, a member, is in; ops [group size] as each
  * member issued it, all of one kind and type. *out: replaced, its memory used again; free(out->flow) in the
  * end. Errors: MOE_EVERDICT also when members do not agree on a size. Cost: O(n^2) evaluations of sizes, O(n)
