@@ -1,6 +1,6 @@
 #!/bin/sh
-# The main job in one command: build, train a small MoE GPT on 4 real ranks, check it, predict its steps,
-# replay its routing on three machines in six ways, report.
+# The main job in one command: build, train a small MoE GPT on 4 real ranks, check it, calibrate on it,
+# predict the steps of another, replay its routing on three machines in six ways, report.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=$root/demo-out
@@ -38,7 +38,7 @@ step() { printf '\n== %s\n' "$*"; }
 
 # An interrupted run leaves no page of another one.
 mkdir -p "$out"
-rm -f "$out/index.html" "$out"/run.db*
+rm -f "$out/index.html" "$out"/run.db* "$out"/unseen.db*
 
 step "packages and build"
 "$root/setup.sh"
@@ -74,9 +74,12 @@ moesim capture -o "$out/run.db" "$root/reports/demo.yaml" --data "$data" --steps
 moesim trace info "$out/run.db"
 step "check"
 moesim check "$out/run.db"
-step "calibrate and validate: this host, fitted to the capture, and what it predicts"
+step "calibrate: this host, fitted to the capture"
 moesim calibrate "$out/run.db" -o "$out/this_host.yaml"
-moesim validate "$out/run.db" --topology "$out/this_host.yaml" -o "$out/validate.csv"
+step "validate: the steps of another capture, with another seed, which the fit never saw"
+moesim capture -o "$out/unseen.db" "$root/reports/demo.yaml" --data "$data" --seed 2 \
+    --steps $((steps < 40 ? steps : 40)) >/dev/null
+moesim validate "$out/unseen.db" --topology "$out/this_host.yaml" -o "$out/validate.csv"
 step "compare: the captured routing, 3 machines x 2 dispatchers x 3 capacity factors"
 moesim compare "$out/run.db" --vary topology=dgx_h100,gb200_nvl72,pcie_box \
     --vary dispatcher=alltoall,allgather --vary capacity=dropless,1.0,1.25 -o "$out/run.db"

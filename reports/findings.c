@@ -1,6 +1,8 @@
 /* findings.c - see summary.h: from numbers to words. */
 #include "reports/summary.h"
 
+#include "sim/calibrate.h"
+
 #include <math.h>
 
 enum { LISTED_LAYERS = 8 };
@@ -89,14 +91,17 @@ static void write_simulated(const struct moe_bars *b, FILE *out)
 /* Nothing counts where every phase is short. */
 static void write_validated(const struct moe_phases *all, FILE *out)
 {
-    const struct moe_phase *worst = all->items + 1;
     if (!all->n_counted) return;
-    for (const struct moe_phase *p = worst; p <= all->items + all->n_counted; p++)
-        if (fabs(p->error_pct) > fabs(worst->error_pct)) worst = p;
-    fprintf(out, "Validated: of the %d phases of %d %% of the step or more ", all->n_counted,
-            MOE_COUNTED_PCT);
-    fprintf(out, "the median prediction is %.1f %% off, the furthest (%s) %+.1f %%; the step %+.1f %%.\n",
-            all->median_error_pct, worst->name, worst->error_pct, all->items[0].error_pct);
+    const struct moe_phase *worst = all->items + all->worst;
+    fprintf(out, "%s: of the %d phases of %d %% of the step or more ",
+            all->fitted ? "Fitted, not predicted" : "Validated", all->n_counted, MOE_COUNTED_PCT);
+    fprintf(out, "the median prediction is %.1f %% off, the furthest (%s) ", all->median_error_pct,
+            worst->name);
+    if (isfinite(worst->error_pct))
+        fprintf(out, "%+.1f %%", worst->error_pct);
+    else
+        fprintf(out, "was not measured at all");
+    fprintf(out, "; the step %+.1f %%.\n", all->items[0].error_pct);
 }
 
 static void write_measured(const struct moe_summary *m, FILE *out)

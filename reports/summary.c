@@ -335,12 +335,13 @@ static int load_simulated(struct moe_store *s, struct moe_bars *b)
 /* ---- validated ---- */
 
 /* The step is the sum of its phases, and stays first where one phase is all of it. */
-static int by_measured(const void *a, const void *b)
+static int by_length(const void *a, const void *b)
 {
     const struct moe_phase *x = a, *y = b;
     const bool x_step = !strcmp(x->name, "step"), y_step = !strcmp(y->name, "step");
     if (x_step != y_step) return y_step - x_step;
-    if (x->measured_us != y->measured_us) return x->measured_us < y->measured_us ? 1 : -1;
+    const double x_us = fmax(x->measured_us, x->predicted_us), y_us = fmax(y->measured_us, y->predicted_us);
+    if (x_us != y_us) return x_us < y_us ? 1 : -1;
     return strcmp(x->name, y->name);
 }
 
@@ -348,7 +349,9 @@ static int read_phases(const char *path, FILE *f, struct moe_phases *out)
 {
     char *line = NULL;
     size_t size = 0;
-    bool good = getline(&line, &size, f) >= 0 && !strcmp(line, "phase,measured_us,predicted_us\n");
+    bool good = getline(&line, &size, f) >= 0;
+    out->fitted = good && !strcmp(line, "phase,measured_us,fitted_us\n");
+    good = out->fitted || (good && !strcmp(line, "phase,measured_us,predicted_us\n"));
     while (good && getline(&line, &size, f) >= 0) {
         struct moe_phase p = {0};
         int used = 0;
@@ -360,9 +363,10 @@ static int read_phases(const char *path, FILE *f, struct moe_phases *out)
     }
     free(line);
     if (good && out->n > 1) {
-        qsort(out->items, (size_t)out->n, sizeof *out->items, by_measured);
-        if (!strcmp(out->items[0].name, "step") && out->items[0].measured_us > 0 &&
-            out->items[1].measured_us > 0)
+        qsort(out->items, (size_t)out->n, sizeof *out->items, by_length);
+        const struct moe_phase *step = out->items, *longest = step + 1;
+        if (!strcmp(step->name, "step") && step->measured_us > 0 &&
+            fmax(longest->measured_us, longest->predicted_us) > 0)
             return MOE_OK;
     }
     return moe_fail(MOE_EINPUT, "%s: expected a table of moesim validate -o", path);
@@ -371,11 +375,14 @@ static int read_phases(const char *path, FILE *f, struct moe_phases *out)
 static void conclude_phases(struct moe_phases *all)
 {
     double *error = moe_alloc((size_t)all->n, sizeof *error);
+    const double step_us = all->items[0].measured_us;
     for (int i = 0; i < all->n; i++) {
         struct moe_phase *p = &all->items[i];
-        p->share_pct = 100 * p->measured_us / all->items[0].measured_us;
-        if (p->measured_us > 0) p->error_pct = 100 * (p->predicted_us / p->measured_us - 1);
-        if (i && p->share_pct >= MOE_COUNTED_PCT) error[all->n_counted++] = fabs(p->error_pct);
+        p->share_pct = 100 * p->measured_us / step_us;
+        p->error_pct = 100 * moe_off(p->measured_us, p->predicted_us);
+        if (!i || !moe_phase_counts(p->measured_us, p->predicted_us, step_us)) continue;
+        if (!all->n_counted || fabs(p->error_pct) > fabs(all->items[all->worst].error_pct)) all->worst = i;
+        error[all->n_counted++] = fabs(p->error_pct);
     }
     if (all->n_counted) all->median_error_pct = moe_median(error, all->n_counted);
     free(error);

@@ -46,16 +46,17 @@ struct moe_bars {
 struct moe_phase {
     char name[MOE_NAME];
     double measured_us, predicted_us;
-    double error_pct; /* predicted / measured - 1; 0 where nothing was measured */
+    double error_pct; /* predicted / measured - 1; infinite where nothing was measured */
     double share_pct; /* measured, of the measured step */
 };
 struct moe_phases {
     int n, cap;
-    struct moe_phase *items; /* the longest measured first: items[0] is the step */
-    int n_counted;           /* phases of MOE_COUNTED_PCT of the step or more: items[1] to items[n_counted] */
+    struct moe_phase *items; /* items[0] is the step; then the longest, measured or predicted, first */
+    bool fitted;             /* to these very steps: then it is no prediction */
+    int n_counted;           /* phases, as moe_phase_counts says (sim/calibrate.h) */
+    int worst;               /* of these: the furthest off */
     double median_error_pct; /* over these, of magnitudes */
 };
-enum { MOE_COUNTED_PCT = 5 }; /* as moesim validate counts */
 
 struct moe_summary {
     struct moe_store_info info;

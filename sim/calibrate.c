@@ -221,6 +221,16 @@ void moe_phase_name(int phase, char out[MOE_NAME])
                  moe_pass_text[phase % MOE_PASS_COUNT]);
 }
 
+double moe_off(double measured, double predicted)
+{
+    return measured > 0 ? predicted / measured - 1 : INFINITY;
+}
+
+bool moe_phase_counts(double measured, double predicted, double measured_step)
+{
+    return 100 * fmax(measured, predicted) >= MOE_COUNTED_PCT * measured_step;
+}
+
 /* ---- the fit ---- */
 
 struct moe_topo moe_fit_topo(const double value[MOE_FIT_COUNT], int64_t cores)
@@ -334,8 +344,8 @@ static int by_time(const void *a, const void *b)
     return (x->y > y->y) - (x->y < y->y);
 }
 
-/* Of each operation the sample that is at this quantile of the steps. */
-static struct samples pick(const struct samples *s, int n_steps, double quantile, int fifth)
+/* Of each operation the median over the steps, the shorter one of two. */
+static struct samples pick(const struct samples *s, int n_steps, int fifth)
 {
     struct samples picked = {.first = s->first, .n_terms = s->n_terms};
     struct sample *same = moe_alloc((size_t)n_steps, sizeof *same);
@@ -345,7 +355,7 @@ static struct samples pick(const struct samples *s, int n_steps, double quantile
         for (int step = 0; step < n_steps; step++)
             if (fifth < 0 || step % FIFTHS == fifth) same[n++] = s->it[step * of_step + i];
         qsort(same, (size_t)n, sizeof *same, by_time);
-        add_sample(&picked, same[(int)(quantile * (n - 1))]);
+        add_sample(&picked, same[(n - 1) / 2]);
     }
     free(same);
     return picked;
@@ -404,7 +414,7 @@ static int search(const struct moe_steps *steps, int64_t cores, int fifth, enum 
 }
 
 /* Medians of what is measured by itself. */
-static void fit_host(const struct moe_steps *steps, int fifth, double *value)
+static int fit_host(const struct moe_steps *steps, int fifth, double *value)
 {
     double *launch = moe_alloc((size_t)steps->n, sizeof *launch), *sync = NULL;
     int n_launch = 0, n_sync = 0, cap_sync = 0;
@@ -422,21 +432,24 @@ static void fit_host(const struct moe_steps *steps, int fifth, double *value)
     value[MOE_FIT_HOST_SYNC] = n_sync ? moe_median(sync, n_sync) : 0;
     free(launch);
     free(sync);
+    if (value[MOE_FIT_LAUNCH] >= 0 && value[MOE_FIT_HOST_SYNC] >= 0) return MOE_OK;
+    return moe_fail(MOE_EINPUT,
+                    "launch %g us, host_sync %g us: expected operations of a rank one after another",
+                    value[MOE_FIT_LAUNCH] * 1e6, value[MOE_FIT_HOST_SYNC] * 1e6);
 }
 
 static int fit(const struct moe_steps *steps, const struct samples *kernels,
                const struct samples *collectives, int64_t cores, int fifth, double *value)
 {
     double factor[MOE_FIT_TERMS] = {0};
-    struct samples quick = pick(kernels, steps->n, 0.5, fifth),
-                   first = pick(collectives, steps->n, 0.5, fifth);
+    struct samples quick = pick(kernels, steps->n, fifth), first = pick(collectives, steps->n, fifth);
     fit_terms(&quick, factor);
     fit_terms(&first, factor);
     free(quick.it);
     free(first.it);
     for (int i = 0; i < MOE_FIT_TERMS; i++)
         value[i] = is_rate[i] ? moe_fitted_size[i] / factor[i] : moe_fitted_size[i] * factor[i];
-    fit_host(steps, fifth, value);
+    MOE_TRY(fit_host(steps, fifth, value));
     value[MOE_FIT_CROWDING] = 1;
     for (int round = 0; round < 2; round++) {
         MOE_TRY(search(steps, cores, fifth, MOE_FIT_SLICE, value));
@@ -453,6 +466,17 @@ static bool is_inside(enum moe_fitted number, double value)
     return above && (grid[number].high == 0 || value * grid[number].by < grid[number].high);
 }
 
+static void count_samples(const struct samples *s, int n_steps, struct moe_fit *out)
+{
+    struct samples picked = pick(s, n_steps, -1);
+    for (int i = 0; i < picked.n; i++) {
+        if (!(picked.it[i].y > 0)) continue; /* has no weight */
+        out->class_samples[picked.it[i].class]++;
+        out->n_samples++;
+    }
+    free(picked.it);
+}
+
 static void fit_errors(const struct samples *s, struct moe_fit *out)
 {
     double *error = moe_alloc((size_t)s->n, sizeof *error), factor[MOE_FIT_TERMS];
@@ -463,11 +487,8 @@ static void fit_errors(const struct samples *s, struct moe_fit *out)
         for (int i = 0; i < s->n; i++)
             if ((int)s->it[i].class == class && s->it[i].y > 0)
                 error[n++] = fabs(fitted(s, i, factor) / s->it[i].y - 1);
-        if (!n) continue;
-        out->class_samples[class] = n;
-        out->class_error[class] = moe_median(error, n);
+        if (n) out->class_error[class] = moe_median(error, n);
     }
-    out->n_samples += s->n;
     free(error);
 }
 
@@ -496,11 +517,17 @@ int moe_calibrate(const struct moe_steps *steps, int64_t cores, struct moe_fit *
     for (int p = 0; p < n_parts; p++) MOE_TRY_GOTO(fit(steps, &kernels, &collectives, cores, p, part[p]));
     for (int i = 0; i < MOE_FIT_COUNT; i++) {
         double mean = 0, squares = 0;
+        bool inside = is_inside((enum moe_fitted)i, out->value[i]);
         for (int p = 0; p < n_parts; p++) mean += part[p][i] / n_parts;
-        for (int p = 0; p < n_parts; p++) squares += (part[p][i] - mean) * (part[p][i] - mean);
-        out->determined[i] = is_inside((enum moe_fitted)i, out->value[i]);
+        for (int p = 0; p < n_parts; p++) {
+            squares += (part[p][i] - mean) * (part[p][i] - mean);
+            inside &= is_inside((enum moe_fitted)i, part[p][i]);
+        }
         out->spread[i] = n_parts ? sqrt(squares / (n_parts - 1)) : 0;
+        out->determined[i] = inside && out->spread[i] <= out->value[i];
     }
+    count_samples(&kernels, steps->n, out);
+    count_samples(&collectives, steps->n, out);
     fit_errors(&kernels, out);
     fit_errors(&collectives, out);
 done:

@@ -73,6 +73,11 @@ int moe_times_predict(const struct moe_schedule *s, const struct moe_routing *r,
 enum { MOE_PHASE_WAITING = MOE_CLASS_COUNT * MOE_PASS_COUNT, MOE_PHASE_HOST, MOE_PHASE_COUNT };
 void moe_phases(const struct moe_schedule *s, const struct moe_times *t, double phase_s[MOE_PHASE_COUNT]);
 void moe_phase_name(int phase, char out[MOE_NAME]); /* "experts, backward" */
+/* How far a prediction is off, relative; infinite where nothing was measured. */
+double moe_off(double measured, double predicted);
+/* Phases that are, measured or predicted, this share of the measured step or more are those that count. */
+enum { MOE_COUNTED_PCT = 5 };
+bool moe_phase_counts(double measured, double predicted, double measured_step);
 
 /* Steps of one capture. */
 struct moe_steps {
@@ -85,16 +90,18 @@ struct moe_steps {
 struct moe_fit {
     double value[MOE_FIT_COUNT];    /* base units */
     double spread[MOE_FIT_COUNT];   /* standard deviation of the values fitted to fifths of the steps */
-    bool determined[MOE_FIT_COUNT]; /* false: at the end of what was tried, so the capture does not tell */
-    int n_samples;
-    double class_error[MOE_CLASS_COUNT]; /* median of |fitted / measured - 1| on a core of its own */
-    int class_samples[MOE_CLASS_COUNT];
+    bool determined[MOE_FIT_COUNT]; /* false: at the end of what was tried, of all steps or of a fifth, or
+                                       spread above value, so the capture does not tell */
+    int n_samples, class_samples[MOE_CLASS_COUNT]; /* that were fitted to */
+    double class_error[MOE_CLASS_COUNT]; /* median of |fitted / measured - 1|, each on a core of its own, over
+                                            kernels and first members to leave of all steps */
 };
-/* Of each kernel the median over the steps counts, of each collective the first member to leave: what makes
- * either longer are other processes on its core. Factors are those of the least absolute errors. slice, and
- * crowding, how many times as long kernels take in a whole step as their medians say: those of a grid with
- * which the simulated phases are nearest to the measured ones. Errors: those of moe_simulate. Cost: 300
- * simulations a step. */
+/* Samples are the medians over the steps: of each kernel of each rank, and of each collective the first
+ * member to leave. What makes either longer are other processes on its core. Factors are those of the least
+ * absolute errors. slice, and crowding, how many times as long kernels take in a whole step as their medians
+ * say: those of a grid with which the simulated phases are nearest to the measured ones. Errors: those of
+ * moe_simulate; MOE_EINPUT when operations of a rank overlap. Cost: 106 simulations a step: 6 terms, and 4
+ * times the grids of 11 and 14. */
 int moe_calibrate(const struct moe_steps *steps, int64_t cores, struct moe_fit *out);
 /* A host with these numbers: one node for all ranks, matmul for both types; crowding is in its kernels. */
 struct moe_topo moe_fit_topo(const double value[MOE_FIT_COUNT], int64_t cores);

@@ -85,18 +85,31 @@ static int read_block(const struct moe_yaml *block, const struct moe_key *keys, 
                     d->source->file, d->source->line);
 }
 
+/* A turn is an event or more: shorter ones would take for ever to simulate, and one of 0 ps never ends. */
+static int check_slice(const struct moe_yaml *host, const struct moe_topo *t)
+{
+    int i = 0;
+    if (t->slice_s >= 1e-6) return MOE_OK;
+    while (strcmp(host->key[i], "slice") != 0) i++;
+    return moe_fail(MOE_EINPUT, "%s:%d: slice: expected 1 us or more, not '%s'", host->file,
+                    host->key_line[i], host->item[i].text);
+}
+
 #define READ_BLOCK(block, keys) read_block(block, keys, sizeof keys / sizeof *keys, d)
 static int read_topo(const struct moe_yaml *root, struct draft *d)
 {
     MOE_TRY(moe_yaml_read(root, top_keys, sizeof top_keys / sizeof *top_keys, d));
     MOE_TRY(READ_BLOCK(d->gpu, gpu_keys));
+    const char *source = d->source->text;
     MOE_TRY(READ_BLOCK(d->intra, intra_keys));
     MOE_TRY(READ_BLOCK(d->inter, inter_keys));
     if (d->host) MOE_TRY(READ_BLOCK(d->host, host_keys));
+    if (d->host) MOE_TRY(check_slice(d->host, &d->topo));
     bool shared = d->topo.intra_kind == MOE_INTRA_SHARED;
     if (shared != (d->topo.bus_Bps > 0))
         return moe_fail(MOE_EINPUT, "%s:%d: kind %s %s", d->intra->file, d->intra->line,
                         intra_kinds[d->topo.intra_kind], shared ? "needs a bus" : "has no bus");
+    d->topo.source = strdup(source);
     return MOE_OK;
 }
 
@@ -154,6 +167,7 @@ int moe_topo_load(const char *name, struct moe_topo **out)
 void moe_topo_free(struct moe_topo *t)
 {
     if (!t) return;
+    free(t->source);
     free(t->link_Bps);
     free(t->link_class);
     free(t);

@@ -13,10 +13,11 @@
  *
  * All keys are required, bus with kind shared only, but for the block host; source says where the numbers of
  * its block come from.
- * host: the ranks are processes that take turns of `slice` on the `cores` of their node. Operations of a rank
- * run one after the other; a kernel needs a core, and so does a rank to leave a collective. A kernel lasts
- * `call` (for each of its products), and its products at matmul, its other arithmetic at scalar, its bytes at
- * memory, one after the other. Without host a rank is a GPU: a kernel is the slower of arithmetic and memory.
+ * host: the ranks are processes that take turns of `slice` (1 us or more) on the `cores` of their node.
+ * Operations of a rank run one after the other; a kernel needs a core, and so does a rank to leave a
+ * collective. A kernel lasts `call` (for each of its products), and its products at matmul, its other
+ * arithmetic at scalar, its bytes at memory, one after the other. Without host a rank is a GPU: a kernel is
+ * the slower of arithmetic and memory.
  * kind switch: each GPU has an up and a down link of `bandwidth` to a non-blocking switch (NVSwitch).
  * kind shared: these links end at the node's one bus of `bus` (a PCIe root), as do its NICs; what enters or
  * leaves a GPU crosses it once, whatever the direction.
@@ -40,6 +41,7 @@ enum moe_intra_kind { MOE_INTRA_SWITCH, MOE_INTRA_SHARED };
 
 struct moe_topo {
     char name[MOE_NAME];
+    char *source; /* of gpu, as the file says; NULL: not from a file */
     int64_t gpus_per_node, nics_per_node;
     enum moe_intra_kind intra_kind;
     double matmul_float32_flops, matmul_float64_flops; /* dense matrix rate that is reached, FLOP/s */

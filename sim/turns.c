@@ -6,6 +6,7 @@
 void moe_turns_init(struct moe_turns *t, int n_ranks, int per_node, int cores, moe_ps slice)
 {
     int n_nodes = (n_ranks + per_node - 1) / per_node;
+    moe_assert(cores > 0 && slice > 0);
     *t = (struct moe_turns){.n_ranks = n_ranks, .per_node = per_node, .slice = slice};
     t->rank = moe_alloc((size_t)n_ranks, sizeof *t->rank);
     t->ended = moe_alloc((size_t)n_ranks, sizeof *t->ended);

@@ -29,7 +29,7 @@ struct moe_turns {
     int n_ended, *ended; /* [n_ranks] ranks whose work ended, in their order */
 };
 
-/* Nodes of per_node ranks, each with `cores` > 0. */
+/* Nodes of per_node ranks, each with `cores` > 0; slice > 0: in turns of 0 nobody works. */
 void moe_turns_init(struct moe_turns *t, int n_ranks, int per_node, int cores, moe_ps slice);
 void moe_turns_free(struct moe_turns *t); /* what it holds */
 

@@ -10,6 +10,7 @@
 
 #include <jansson.h>
 #include <limits.h>
+#include <stdio.h>
 
 enum { MOE_MAX_VARY = 8, MOE_EXIT_INTERRUPTED = 130 };
 
@@ -86,6 +87,12 @@ json_t *moe_json_text(const char *text);    /* bytes that are not UTF-8 become '
 void moe_print_json(json_t *root);          /* and gives up root, as the next two do */
 void moe_print_fields(json_t *object);      /* a line a key */
 void moe_print_rows(json_t *list);          /* a table of objects with the same keys, which are its heads */
+/* MOE_EUSAGE when args->output is a trace store, or the input or the topology. */
+int moe_output_check(const struct moe_args *args);
+/* A file is written to path.partial, and has its name when it is whole; what is there and no file, as a pipe
+ * or a link, is written at once. */
+int moe_output_open(const char *path, FILE **out);
+int moe_output_close(const char *path, FILE *f); /* in any case */
 
 /* ---- trace_info.c ---- */
 
@@ -94,7 +101,8 @@ int moe_print_trace(const char *path, const char *schema, bool json);
 
 /* ---- trace.c ---- */
 
-/* MOE_EINPUT when there is something at `path` that is no trace store. */
+/* MOE_EINPUT when there is something at `path`, or at path.partial where it is built, that is no trace
+ * store. */
 int moe_check_replaceable(const char *path);
 
 /* ---- process.c: the only place that starts processes ---- */

@@ -1,10 +1,14 @@
 /* output.c - see cli.h. */
 #include "sim/cli/cli.h"
+#include "traces/store.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 json_t *moe_json_text(const char *text)
 {
@@ -31,6 +35,50 @@ void moe_print_json(json_t *root)
     json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(12));
     putchar('\n');
     json_decref(root);
+}
+
+/* ---- files ---- */
+
+int moe_output_check(const struct moe_args *args)
+{
+    const char *const inputs[] = {args->input, args->topology};
+    struct stat output, input;
+    if (stat(args->output, &output) < 0) return MOE_OK;
+    for (int i = 0; i < 2; i++)
+        if (inputs[i] && stat(inputs[i], &input) == 0 && input.st_dev == output.st_dev &&
+            input.st_ino == output.st_ino)
+            return moe_fail(MOE_EUSAGE, "-o %s: is what is read (%s)", args->output, inputs[i]);
+    if (S_ISREG(output.st_mode) && moe_store_probe(args->output))
+        return moe_fail(MOE_EUSAGE, "-o %s: is a trace store; not replaced", args->output);
+    return MOE_OK;
+}
+
+/* Where the file is written; true: beside its place, not to what is there and no file, as a pipe or a link.
+ */
+static bool writes_beside(const char *path, char out[PATH_MAX])
+{
+    struct stat st;
+    bool beside = lstat(path, &st) < 0 || S_ISREG(st.st_mode);
+    snprintf(out, PATH_MAX, "%s%s", path, beside ? ".partial" : "");
+    return beside;
+}
+
+int moe_output_open(const char *path, FILE **out)
+{
+    char written[PATH_MAX];
+    *out = fopen(written, writes_beside(path, written) ? "wx" : "w");
+    if (*out) return MOE_OK;
+    return moe_fail(MOE_EFAILED, "%s: %s", errno == EEXIST ? written : path, strerror(errno));
+}
+
+int moe_output_close(const char *path, FILE *f)
+{
+    char written[PATH_MAX];
+    bool beside = writes_beside(path, written), bad = ferror(f);
+    if (fclose(f) == 0 && !bad && (!beside || rename(written, path) == 0)) return MOE_OK;
+    int err = moe_fail(MOE_EFAILED, "%s: not written: %s", path, strerror(errno));
+    if (beside) unlink(written);
+    return err;
 }
 
 /* ---- text ---- */

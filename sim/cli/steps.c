@@ -2,7 +2,8 @@
 #include "sim/cli/steps.h"
 #include "traces/store.h"
 
-#include <math.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,6 +95,41 @@ static int add_step(struct reader *r, struct moe_store *store, int64_t step)
     int err = moe_store_each_op(store, step, step, add_clock, r);
     if (err >= 0) moe_times_measure(c->in.schedule, r->clock, r->times);
     free(r->clock);
+    if (err >= 0 && !(r->times->step_s > 0))
+        return moe_fail(MOE_EINPUT, "step %lld took no time", (long long)step);
+    return err;
+}
+
+/* Leaves the steps from this one on that have all operations. */
+static void keep_steps(struct reader *r, int64_t from, int64_t n_ops)
+{
+    int n = 0;
+    for (int i = 0; i < r->n; i++)
+        if (r->span[i].step >= from && r->span[i].n_ops == n_ops) r->span[n++] = r->span[i];
+    r->n = n;
+}
+
+static double median_s(const struct reader *r)
+{
+    double *duration = moe_alloc((size_t)r->n, sizeof *duration);
+    for (int i = 0; i < r->n; i++) duration[i] = (double)(r->span[i].last_ns - r->span[i].first_ns) * 1e-9;
+    double median = r->n ? moe_median(duration, r->n) : 0;
+    free(duration);
+    return median;
+}
+
+/* Captures with the same data and seed begin at other times. */
+static int identify(struct moe_store *store, int64_t begin_ns, char id[17])
+{
+    char *seed, *data, text[128];
+    MOE_TRY(moe_store_get(store, "seed", &seed));
+    int err = moe_store_get(store, "data_hash", &data);
+    if (err >= 0) {
+        snprintf(text, sizeof text, "%.32s %.32s %" PRId64, seed ? seed : "", data ? data : "", begin_ns);
+        snprintf(id, 17, "%016" PRIx64, moe_hash_name(text));
+        free(data);
+    }
+    free(seed);
     return err;
 }
 
@@ -102,12 +138,14 @@ static int read_steps(struct reader *r, struct moe_store *store)
     struct moe_capture *c = r->c;
     struct moe_store_info info;
     int64_t n_ops = ops_of_step(c->in.schedule);
-    int n = 0;
     MOE_TRY(moe_store_info(store, &info));
     int64_t warm = info.first_step + info.steps_complete / 10;
-    MOE_TRY(moe_store_each_op(store, warm, info.last_step, add_to_span, r));
-    for (int i = 0; i < r->n; i++)
-        if (r->span[i].n_ops == n_ops) r->span[n++] = r->span[i];
+    MOE_TRY(moe_store_each_op(store, info.first_step, info.last_step, add_to_span, r));
+    MOE_TRY(identify(store, r->n ? r->span[0].first_ns : 0, c->id));
+    keep_steps(r, info.first_step, n_ops);
+    c->step_all_s = median_s(r);
+    keep_steps(r, warm, n_ops);
+    int n = r->n;
     if (n < FEWEST)
         return moe_fail(MOE_EINPUT, "%d steps with all %lld operations, expected %d or more after step %lld",
                         n, (long long)n_ops, FEWEST, (long long)warm);

@@ -1,26 +1,30 @@
 /* validate.c - moesim validate: the steps of a capture, predicted and measured, phase by phase. */
 #include "sim/cli/steps.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const double least_share = 0.05; /* of the step: shorter phases do not count in the median error */
-
 /* Seconds; the last line is the step. */
 enum { STEP = MOE_PHASE_COUNT, LINES };
 struct outcome {
     double measured[LINES], predicted[LINES];
-    double step_error, median_error, worst_error; /* relative; the last two: of the phases that count */
-    int worst;                                    /* the phase, or -1: none counts */
-    double covered;                               /* share of the measured step that these phases are */
+    double step_error, step_all_error; /* relative; the latter against the median of all steps */
+    double median_error, worst_error;  /* of the phases that count; infinite when none does */
+    int worst;                         /* the phase, or -1: none counts */
+    double covered;                    /* share of the measured step that these phases are */
+    bool fitted;                       /* the topology, to this very capture */
 };
 
 static double error_of(const struct outcome *o, int line)
 {
-    return o->measured[line] > 0 ? o->predicted[line] / o->measured[line] - 1 : 0;
+    return moe_off(o->measured[line], o->predicted[line]);
+}
+
+static bool counts(const struct outcome *o, int line)
+{
+    return line != STEP && moe_phase_counts(o->measured[line], o->predicted[line], o->measured[STEP]);
 }
 
 static void add_times(const struct moe_schedule *s, const struct moe_times *t, double *line, int n)
@@ -46,20 +50,22 @@ static int simulate_steps(const struct moe_capture *c, struct moe_topo *topo, do
     return err;
 }
 
-static void conclude(struct outcome *o)
+static void conclude(struct outcome *o, double step_all_s)
 {
     double error[MOE_PHASE_COUNT];
     int n = 0;
     o->worst = -1;
     for (int p = 0; p < MOE_PHASE_COUNT; p++) {
-        if (o->measured[p] < least_share * o->measured[STEP]) continue;
+        if (!counts(o, p)) continue;
         error[n] = fabs(error_of(o, p));
         if (o->worst < 0 || error[n] > o->worst_error) o->worst = p, o->worst_error = error[n];
         o->covered += o->measured[p] / o->measured[STEP];
         n++;
     }
-    o->median_error = n ? moe_median(error, n) : 0;
+    o->median_error = n ? moe_median(error, n) : INFINITY;
+    if (!n) o->worst_error = INFINITY;
     o->step_error = fabs(error_of(o, STEP));
+    o->step_all_error = fabs(moe_off(step_all_s, o->predicted[STEP]));
 }
 
 static int validate(const struct moe_capture *c, struct moe_topo *topo, struct outcome *o)
@@ -74,11 +80,24 @@ static int validate(const struct moe_capture *c, struct moe_topo *topo, struct o
     }
     free(measured);
     free(predicted);
-    conclude(o);
+    conclude(o, c->step_all_s);
+    o->fitted = strstr(topo->source, c->id);
     return err;
 }
 
 /* ---- output ---- */
+
+/* JSON has no infinity, and tables show null as "-". */
+static json_t *pct_json(double relative)
+{
+    return isfinite(relative) ? json_real(100 * relative) : json_null();
+}
+
+static const char *pct_text(double relative, char out[MOE_NAME])
+{
+    snprintf(out, MOE_NAME, isfinite(relative) ? "%.1f %%" : "infinitely far", 100 * relative);
+    return out;
+}
 
 static void line_name(int line, char out[MOE_NAME])
 {
@@ -102,37 +121,38 @@ static json_t *lines_json(const struct outcome *o)
         line_name(line, name);
         if (!is_shown(o, line)) continue;
         json_array_append_new(list,
-                              json_pack("{s:s, s:f, s:f, s:f, s:f, s:b}", "phase", name, "measured_us",
+                              json_pack("{s:s, s:f, s:f, s:o, s:f, s:b}", "phase", name, "measured_us",
                                         o->measured[line] * 1e6, "predicted_us", o->predicted[line] * 1e6,
-                                        "error_pct", 100 * error_of(o, line), "share_pct", 100 * share,
-                                        "counts", line != STEP && share >= least_share));
+                                        "error_pct", pct_json(error_of(o, line)), "share_pct", 100 * share,
+                                        "counts", counts(o, line)));
     }
     return list;
 }
 
 static int write_csv(const char *path, const struct outcome *o)
 {
-    FILE *f = fopen(path, "w");
-    if (!f) return moe_fail(MOE_EFAILED, "%s: %s", path, strerror(errno));
-    fprintf(f, "phase,measured_us,predicted_us\n");
+    FILE *f;
+    MOE_TRY(moe_output_open(path, &f));
+    fprintf(f, "phase,measured_us,%s_us\n", o->fitted ? "fitted" : "predicted");
     for (int line = 0; line < LINES; line++) {
         char name[MOE_NAME];
         line_name(line, name);
         if (is_shown(o, line))
             fprintf(f, "\"%s\",%.3f,%.3f\n", name, o->measured[line] * 1e6, o->predicted[line] * 1e6);
     }
-    if (fclose(f) != 0) return moe_fail(MOE_EFAILED, "%s: %s", path, strerror(errno));
-    return MOE_OK;
+    return moe_output_close(path, f);
 }
 
 static void print_json(const struct moe_args *args, const struct moe_capture *c, const struct outcome *o,
                        bool passed)
 {
-    moe_print_json(json_pack(
-        "{s:s, s:o, s:o, s:i, s:o, s:f, s:f, s:f, s:f, s:b}", "schema", "moesim.validate/1", "input",
-        moe_input_json(&c->in), "topology", moe_json_text(args->topology), "steps", c->steps.n, "phases",
-        lines_json(o), "step_error_pct", 100 * o->step_error, "median_phase_error_pct", 100 * o->median_error,
-        "worst_phase_error_pct", 100 * o->worst_error, "covered_pct", 100 * o->covered, "passed", passed));
+    moe_print_json(json_pack("{s:s, s:o, s:o, s:b, s:i, s:o, s:f, s:f, s:f, s:o, s:o, s:f, s:b}", "schema",
+                             "moesim.validate/1", "input", moe_input_json(&c->in), "topology",
+                             moe_json_text(args->topology), "fitted", o->fitted, "steps", c->steps.n,
+                             "phases", lines_json(o), "step_error_pct", 100 * o->step_error, "step_all_us",
+                             c->step_all_s * 1e6, "step_all_error_pct", 100 * o->step_all_error,
+                             "median_phase_error_pct", pct_json(o->median_error), "worst_phase_error_pct",
+                             pct_json(o->worst_error), "covered_pct", 100 * o->covered, "passed", passed));
 }
 
 static void print_text(const struct moe_args *args, const struct moe_capture *c, const struct outcome *o,
@@ -141,15 +161,19 @@ static void print_text(const struct moe_args *args, const struct moe_capture *c,
     printf("%s on %s: medians of the quickest %d of %lld steps\n\n", args->input, args->topology, c->steps.n,
            (long long)c->n_complete);
     moe_print_rows(lines_json(o));
-    printf("\nstep: %.1f %% off", 100 * o->step_error);
+    printf("\nstep: %.1f %% off; phases of %d %% of it or more: ", 100 * o->step_error, MOE_COUNTED_PCT);
     if (o->worst >= 0) {
-        char worst[MOE_NAME];
+        char worst[MOE_NAME], median_off[MOE_NAME], worst_off[MOE_NAME];
         line_name(o->worst, worst);
-        printf("; phases of %.0f %% of it or more: median %.1f %%, worst %.1f %% off (%s); they are %.1f %% "
-               "of it",
-               100 * least_share, 100 * o->median_error, 100 * o->worst_error, worst, 100 * o->covered);
+        printf("median %s, worst %s off (%s); they are %.1f %% of it\n",
+               pct_text(o->median_error, median_off), pct_text(o->worst_error, worst_off), worst,
+               100 * o->covered);
+    } else {
+        puts("none");
     }
-    putchar('\n');
+    printf("all steps: their median is %.0f us, from which the predicted step is %.1f %% off\n",
+           c->step_all_s * 1e6, 100 * o->step_all_error);
+    if (o->fitted) puts("these steps were fitted: how near they are is no prediction");
     if (!passed) puts("failed: further off than asked for");
 }
 
@@ -165,6 +189,7 @@ int moe_cli_validate(const struct moe_args *args)
     struct moe_topo *topo = NULL;
     struct outcome o = {0};
     int err;
+    if (args->output) MOE_TRY(moe_output_check(args));
     MOE_TRY_GOTO(moe_capture_load(args, &c));
     MOE_TRY_GOTO(moe_topo_load(args->topology, &topo));
     MOE_TRY_GOTO(validate(&c, topo, &o));

@@ -3,9 +3,10 @@
 # saw, from their scenario and routing alone. Usage: validate.sh MOESIM TEXT [STEPS [ROUNDS]].
 #
 # A host is not the same from minute to minute, so the three are captured in turns, ROUNDS (3) times, and each
-# is judged by its middle round: the first capture's own rounds show the drift. Other programs on the machine
-# make the measured steps longer: run it when it is quiet. Bars: step 20 %, each phase of 5 % of it or more
-# 30 %. Exit code 5 when more than half the rounds of one miss a bar.
+# is judged by its middle round. The first is captured again in later rounds, which show the drift; its first
+# round, which was fitted, is printed and not judged. Other programs on the machine make the measured steps
+# longer: run it when it is quiet. Bars: step 20 %, each phase of 5 % of it or more 30 %. Exit code 5 when
+# more than half the judged rounds of one miss a bar.
 set -eu
 moesim=$(realpath "$1") text=$(realpath "$2") steps=${3:-150} rounds=${4:-3}
 work=$(mktemp -d)
@@ -28,13 +29,18 @@ done
 "$moesim" calibrate seen1.db -o this_host.yaml
 code=0
 for run in seen allgather wider; do
-    missed=0
+    missed=0 judged=0
     for round in $(seq "$rounds"); do
         echo
+        if [ $run$round = seen1 ]; then
+            "$moesim" validate seen1.db --topology ./this_host.yaml
+            continue
+        fi
+        judged=$((judged + 1))
         "$moesim" validate "$run$round.db" --topology ./this_host.yaml --max-step-error 20 \
             --max-phase-error 30 || missed=$((missed + 1))
     done
-    echo "$run: $missed of $rounds rounds missed a bar"
-    [ $((2 * missed)) -le "$rounds" ] || code=5
+    echo "$run: $missed of $judged rounds missed a bar"
+    [ $((2 * missed)) -le $judged ] || code=5
 done
 exit $code

@@ -18,19 +18,20 @@ static const double truth[MOE_FIT_COUNT] = {
     [MOE_FIT_CROWDING] = 1,
 };
 
-/* Steps with other routings each, on a host with the true numbers and these cores. */
-static void simulate_steps(const struct moe_schedule *s, int64_t cores, struct moe_steps *steps)
+/* n steps with other routings each, on a host with these numbers and cores. */
+static void simulate_steps(const struct moe_schedule *s, int n, const double *value, int64_t cores,
+                           struct moe_steps *steps)
 {
-    struct moe_topo t = moe_fit_topo(truth, cores);
-    *steps = (struct moe_steps){.s = s, .n = STEPS};
-    steps->routing = moe_alloc(STEPS, sizeof(struct moe_routing *));
-    steps->times = moe_alloc(STEPS, sizeof(struct moe_times *));
-    for (int i = 0; i < STEPS; i++) {
+    struct moe_topo t = moe_fit_topo(value, cores);
+    *steps = (struct moe_steps){.s = s, .n = n};
+    steps->routing = moe_alloc((size_t)n, sizeof(struct moe_routing *));
+    steps->times = moe_alloc((size_t)n, sizeof(struct moe_times *));
+    for (int i = 0; i < n; i++) {
         steps->routing[i] = moe_routing_generate(s->n_layers, s->n_ranks, s->n_experts, s->top_k, s->tokens,
                                                  0.5, (uint64_t)i);
         steps->times[i] = moe_times_new(s);
         if (moe_times_predict(s, steps->routing[i], &t, steps->times[i]) < 0) fail_msg("%s", moe_error());
-        steps->times[i]->launch_s = truth[MOE_FIT_LAUNCH];
+        steps->times[i]->launch_s = value[MOE_FIT_LAUNCH];
     }
     free(t.link_Bps);
     free(t.link_class);
@@ -38,7 +39,7 @@ static void simulate_steps(const struct moe_schedule *s, int64_t cores, struct m
 
 static void free_steps(struct moe_steps *steps)
 {
-    for (int i = 0; i < STEPS; i++) {
+    for (int i = 0; i < steps->n; i++) {
         moe_routing_free(steps->routing[i]);
         moe_times_free(steps->times[i]);
     }
@@ -54,7 +55,7 @@ static void numbers_are_found_again(void **state)
     struct moe_schedule *s = fixture_schedule(sc);
     struct moe_steps steps;
     struct moe_fit fit;
-    simulate_steps(s, 4, &steps);
+    simulate_steps(s, STEPS, truth, 4, &steps);
     assert_int_equal(moe_calibrate(&steps, 4, &fit), MOE_OK);
     for (int i = 0; i < MOE_FIT_COUNT; i++) {
         if (i == MOE_FIT_SLICE) continue;
@@ -80,8 +81,8 @@ static void a_crowded_host_predicts_another_scenario(void **state)
     struct moe_schedule *s = fixture_schedule(sc), *o = fixture_schedule(other);
     struct moe_steps steps, others;
     struct moe_fit fit;
-    simulate_steps(s, 2, &steps);
-    simulate_steps(o, 2, &others);
+    simulate_steps(s, STEPS, truth, 2, &steps);
+    simulate_steps(o, STEPS, truth, 2, &others);
     assert_int_equal(moe_calibrate(&steps, 2, &fit), MOE_OK);
     struct moe_topo t = moe_fit_topo(fit.value, 2);
     struct moe_times *predicted = moe_times_new(o);
@@ -97,6 +98,143 @@ static void a_crowded_host_predicts_another_scenario(void **state)
     moe_schedule_free(o);
     moe_scenario_free(sc);
     moe_scenario_free(other);
+}
+
+/* Multiplies own times of operations of this kind with what factor says of (rank, operation, step). */
+static void change_times(struct moe_steps *steps, enum moe_op_kind kind,
+                         double (*factor)(int rank, int op, int step))
+{
+    const struct moe_role *role = steps->s->roles;
+    for (int step = 0; step < steps->n; step++)
+        for (int i = 0, n = 0; i < role->n_instances; i++) {
+            const struct moe_block *b = &role->blocks[role->itinerary[i].block];
+            for (int o = 0; o < b->n_ops; o++, n++)
+                for (int rank = 0; rank < steps->s->n_ranks && b->ops[o].kind == kind; rank++)
+                    steps->times[step]->own_s[moe_times_place(steps->times[step], rank, i, o)] *=
+                        factor(rank, n, step);
+        }
+}
+
+/* Numbers that lie this near to the true ones, relatively. */
+static void assert_near(const struct moe_fit *fit, enum moe_fitted from, enum moe_fitted to,
+                        const double *value, double tolerance)
+{
+    for (int i = (int)from; i <= (int)to; i++)
+        if (!(fabs(fit->value[i] / value[i] - 1) < tolerance))
+            fail_msg("%s: %g, expected %g", moe_fitted_text[i], fit->value[i], value[i]);
+}
+
+/* A fifth of the kernels takes 2.5 times as long in a step: 1.3 times in the mean, while the medians stay. */
+static double disturb(int rank, int op, int step)
+{
+    return (moe_uniform(7, (uint64_t)(rank * 100000 + op), (uint64_t)step) < 0.2 ? 2.5 : 1) / 1.3;
+}
+
+/* A host a fifth as fast, so that 4 ranks take turns on 2 cores 10 times in a step, or more: crowding is
+ * found to a step of its grid, and the slice, which is on its grid. */
+static void crowding_and_slice_are_found_again(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_scenario(4, 4, "512", "");
+    struct moe_schedule *s = fixture_schedule(sc);
+    double slow[MOE_FIT_COUNT];
+    memcpy(slow, truth, sizeof slow);
+    for (int i = 0; i <= MOE_FIT_MEMORY; i++) slow[i] /= 5;
+    slow[MOE_FIT_CROWDING] = 1.3;
+    for (int quick = 0; quick < 2; quick++) {
+        struct moe_steps steps;
+        struct moe_fit fit;
+        slow[MOE_FIT_SLICE] = quick ? 1e-3 : 4e-3;
+        simulate_steps(s, 10, slow, 2, &steps);
+        change_times(&steps, MOE_KERNEL, disturb);
+        assert_int_equal(moe_calibrate(&steps, 2, &fit), MOE_OK);
+        assert_near(&fit, 0, MOE_FIT_SLICE, slow, 0.02);
+        assert_near(&fit, MOE_FIT_CROWDING, MOE_FIT_CROWDING, slow, 0.045);
+        for (int i = 0; i < MOE_FIT_COUNT; i++) assert_true(fit.determined[i]);
+        free_steps(&steps);
+    }
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
+/* Up to 20 % off either way, and in one step 4 times as long. */
+static double shake(int rank, int op, int step)
+{
+    uint64_t which = (uint64_t)(rank * 100000 + op);
+    bool slow = moe_hash64(which) % 15 == (uint64_t)step;
+    return (0.8 + 0.4 * moe_uniform(7, which, (uint64_t)step)) * (slow ? 4 : 1);
+}
+
+static double shake_all(int rank, int op, int step)
+{
+    (void)rank;
+    return shake(99, op, step);
+}
+
+/* Medians are near the truth, and the errors say what the noise was: its median is 10 %. A sample is an
+ * operation, not each of its 15 times. */
+static void noise_is_seen_and_does_not_bias(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_scenario(4, 4, "512", "");
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_steps steps;
+    struct moe_fit fit;
+    simulate_steps(s, 15, truth, 4, &steps);
+    change_times(&steps, MOE_KERNEL, shake);
+    change_times(&steps, MOE_COLLECTIVE, shake_all);
+    assert_int_equal(moe_calibrate(&steps, 4, &fit), MOE_OK);
+    assert_near(&fit, 0, MOE_FIT_BANDWIDTH, truth, 0.05);
+    for (int i = 0; i < MOE_FIT_TERMS; i++)
+        assert_true(fit.spread[i] > 0.001 * truth[i] && fit.spread[i] < 0.1 * truth[i]);
+    for (int c = 0; c < MOE_CLASS_COUNT; c++)
+        if (!(fit.class_error[c] > 0.08 && fit.class_error[c] < 0.13))
+            fail_msg("%s: %g off", moe_op_class_text[c], fit.class_error[c]);
+    const struct moe_role *role = s->roles;
+    int n = 0, n_of_classes = 0;
+    for (int i = 0; i < role->n_instances; i++)
+        for (int o = 0; o < role->blocks[role->itinerary[i].block].n_ops; o++) {
+            enum moe_op_kind kind = role->blocks[role->itinerary[i].block].ops[o].kind;
+            n += kind == MOE_KERNEL ? 4 : kind == MOE_COLLECTIVE;
+        }
+    for (int c = 0; c < MOE_CLASS_COUNT; c++) n_of_classes += fit.class_samples[c];
+    assert_int_equal(fit.n_samples, n);
+    assert_int_equal(n_of_classes, n);
+    free_steps(&steps);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
+/* Of 5 steps one tells of another bandwidth, and one that launching takes no time. */
+static void a_fifth_that_disagrees_is_told(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_scenario(4, 4, "64", "");
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_steps steps, other;
+    struct moe_fit fit;
+    double quick[MOE_FIT_COUNT];
+    memcpy(quick, truth, sizeof quick);
+    quick[MOE_FIT_BANDWIDTH] *= 50;
+    simulate_steps(s, STEPS, truth, 4, &steps);
+    simulate_steps(s, STEPS, quick, 4, &other);
+    moe_times_free(steps.times[0]);
+    steps.times[0] = other.times[0];
+    other.times[0] = NULL;
+    steps.times[1]->launch_s = 0;
+    assert_int_equal(moe_calibrate(&steps, 4, &fit), MOE_OK);
+    assert_near(&fit, 0, MOE_FIT_HOST_SYNC, truth, 0.02);
+    assert_true(fit.spread[MOE_FIT_LAUNCH] < truth[MOE_FIT_LAUNCH]);
+    assert_true(fit.determined[MOE_FIT_MEMORY] && fit.determined[MOE_FIT_LATENCY]);
+    assert_false(fit.determined[MOE_FIT_BANDWIDTH]);
+    assert_false(fit.determined[MOE_FIT_LAUNCH]);
+    for (int i = 0; i < STEPS; i++) steps.times[i]->launch_s = -1;
+    assert_int_equal(moe_calibrate(&steps, 4, &fit), MOE_EINPUT);
+    assert_non_null(strstr(moe_error(), "one after another"));
+    free_steps(&steps);
+    free_steps(&other);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
 }
 
 /* Two ranks: a kernel, then an all-reduce. Rank 1 is late: rank 0 waits for it. The other way round in the
@@ -146,6 +284,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(numbers_are_found_again),
         cmocka_unit_test(a_crowded_host_predicts_another_scenario),
+        cmocka_unit_test(crowding_and_slice_are_found_again),
+        cmocka_unit_test(noise_is_seen_and_does_not_bias),
+        cmocka_unit_test(a_fifth_that_disagrees_is_told),
         cmocka_unit_test(clocks_become_times),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

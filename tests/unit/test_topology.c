@@ -216,6 +216,7 @@ static void a_host_has_cores(void **state)
     char both[512];
     snprintf(both, sizeof both, "%s%s", inter, host);
     assert_int_equal(load_text(top, gpu, intra, both, &t), MOE_OK);
+    assert_string_equal(t->source, "made up");
     assert_true(t->cores == 2 && NEAR(t->slice_s, 3e-3) && t->scalar_flops == 5e9 && NEAR(t->call_s, 1e-6));
     moe_topo_free(t);
     assert_int_equal(load_text(top, gpu, intra, inter, &t), MOE_OK);
@@ -224,6 +225,10 @@ static void a_host_has_cores(void **state)
     snprintf(both, sizeof both, "%shost: {cores: 0, source: a}\n", inter);
     assert_int_equal(load_text(top, gpu, intra, both, &t), MOE_EINPUT);
     assert_non_null(strstr(moe_error(), "yaml:6: cores: expected an integer from 1"));
+    snprintf(both, sizeof both,
+             "%shost: {cores: 1, slice: 1e-8 us, scalar: 5 GFLOP/s, call: 1 us, source: a}\n", inter);
+    assert_int_equal(load_text(top, gpu, intra, both, &t), MOE_EINPUT);
+    assert_non_null(strstr(moe_error(), "yaml:6: slice: expected 1 us or more, not '1e-8 us'"));
 }
 
 static void names_are_looked_up(void **state)
