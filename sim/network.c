@@ -237,7 +237,7 @@ void moe_network_end(struct moe_network *net, moe_ps now)
         else
             end_flow(net, start.a);
     }
-    qsort(net->ended, (size_t)net->n_ended, sizeof *net->ended, by_order);
+    if (net->n_ended) qsort(net->ended, (size_t)net->n_ended, sizeof *net->ended, by_order);
 }
 
 int moe_plan_add(struct moe_plan *plan, struct moe_sent flow)

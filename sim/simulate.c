@@ -414,13 +414,26 @@ static void op_is_done(struct sim *sim, int rank, int stream)
 
 /* ---- the loop ---- */
 
+/* Nothing happens any more: every rank has passed its whole itinerary, and each stream has done its part. */
+static int check_finished(const struct sim *sim)
+{
+    struct job job;
+    for (int rank = 0; rank < sim->s->n_ranks; rank++) {
+        struct rank *r = &sim->rank[rank];
+        bool more = at(sim, rank, &r->host, &job);
+        for (int s = 0; s < MOE_STREAM_COUNT; s++) more |= !caught_up(r, &r->host, s);
+        if (more) return moe_fail(MOE_EVERDICT, "rank %d stops in the middle of its step (run check)", rank);
+    }
+    return MOE_OK;
+}
+
 /* The first operation that a rank issued and did not finish is a collective that others have not entered,
  * since all before it is done: so if anyone waits for ever, there is a group that is not complete. */
 static int check_hang(const struct sim *sim)
 {
     const struct meet *m = sim->meet, *end = meet_at(sim, sim->s->n_comms, 0, 0);
     while (m < end && (m->arrived == 0 || m->arrived == m->size)) m++;
-    if (m == end) return MOE_OK;
+    if (m == end) return check_finished(sim);
     char label[2 * MOE_NAME], missing[256] = "";
     size_t length = 0;
     for (int i = 0; i < m->size; i++)
