@@ -109,7 +109,7 @@ static const struct suffix {
     {"GFLOP/s", MOE_UNIT_FLOPS, 1e9}, {"TFLOP/s", MOE_UNIT_FLOPS, 1e12}, {"PFLOP/s", MOE_UNIT_FLOPS, 1e15},
     {"B", MOE_UNIT_BYTES, 1},         {"kB", MOE_UNIT_BYTES, 1e3},       {"MB", MOE_UNIT_BYTES, 1e6},
     {"GB", MOE_UNIT_BYTES, 1e9},      {"TB", MOE_UNIT_BYTES, 1e12},      {"GiB", MOE_UNIT_BYTES, 0x1p30},
-    {"MiB", MOE_UNIT_BYTES, 0x1p20},  {"KiB", MOE_UNIT_BYTES, 0x1p10},
+    {"MiB", MOE_UNIT_BYTES, 0x1p20},  {"KiB", MOE_UNIT_BYTES, 0x1p10},   {"%", MOE_UNIT_SHARE, 0.01},
 };
 
 double moe_decimal(const char *text, char **end)

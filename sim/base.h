@@ -74,7 +74,8 @@ double moe_uniform(uint64_t seed, uint64_t stream, uint64_t index); /* in [0, 1)
         X(BPS,    "GB/s",    "bytes per second; GB = 10^9") \
         X(SECONDS,"us",      "seconds") \
         X(FLOPS,  "TFLOP/s", "floating-point operations per second") \
-        X(BYTES,  "GB",      "bytes")
+        X(BYTES,  "GB",      "bytes") \
+        X(SHARE,  "%",       "parts of one")
 /* clang-format on */
 #define X(name, example, text) MOE_UNIT_##name,
 enum moe_unit { MOE_UNITS(X) MOE_UNIT_COUNT };

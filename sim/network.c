@@ -90,6 +90,7 @@ void moe_network_add(struct moe_network *net, moe_ps now, int n, const struct mo
                                          .order = net->started++,
                                          .bytes = sent->bytes,
                                          .rate_Bps = sent->rate_Bps,
+                                         .wire = sent->wire > 0 ? sent->wire : 1,
                                          .delay = moe_time(sent->delay_s, 1),
                                          .followers = -1};
         if (sent->after < 0) {
@@ -114,7 +115,7 @@ static void set_out(struct moe_network *net, int f)
     if (flow->rate_Bps > 0) path[n++] = limit_of(net, flow->from, flow->rate_Bps);
     int place = moe_share_add(&net->share, n, path);
     net->travel = moe_grow(net->travel, &net->cap_travels, place + 1, sizeof *net->travel);
-    net->travel[place] = (struct moe_travel){f, (double)flow->bytes};
+    net->travel[place] = (struct moe_travel){f, (double)flow->bytes * flow->wire};
 }
 
 /* ---- rates and ends ---- */

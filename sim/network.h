@@ -23,6 +23,7 @@ struct moe_sent {
     int from, to;    /* ranks */
     int64_t bytes;   /* >= 0; one of 0 lasts its delay alone */
     double rate_Bps; /* its own, 0: as the links allow */
+    double wire;     /* bytes on the way for each of these, at rate_Bps too: flags, gaps; 0: one */
     double delay_s;  /* >= 0 */
     int after;       /* an earlier flow of the plan, -1: none */
 };
@@ -37,7 +38,7 @@ struct moe_flow {
     int from, to, tag; /* the caller's */
     uint64_t order;    /* of its plan, and in it */
     int64_t bytes;
-    double rate_Bps;
+    double rate_Bps, wire;
     moe_ps delay;
     int followers, next; /* flows that wait for its end; the next that waits for the same, or is vacant */
 };

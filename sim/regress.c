@@ -6,8 +6,8 @@
 #include <string.h>
 
 enum { P = MOE_REGRESS_PARAMS };
-static const double least_error = 0.003; /* errors below count as squares: they would weigh without end */
-static const double small_step = 1e-4;   /* of a logarithm, for derivatives */
+static const double least_error = 0.03; /* repeated measurements differ by this: below, squares count */
+static const double small_step = 1e-4;  /* of a logarithm, for derivatives */
 
 /* out [n_rows]: errors. */
 static void errors(const struct moe_regress *r, const double *log_param, double *out)

@@ -214,7 +214,7 @@ static int start_flows(struct sim *sim, struct meet *m)
 {
     const struct moe_comm *comm = &sim->s->comms[m->comm];
     struct moe_asked first = asked(sim, job_at(sim, m, 0), rank_at(sim, m, 0));
-    MOE_TRY(moe_collective_plan(&first, sim->topo, sim->ops, &sim->plan));
+    MOE_TRY(moe_asked_plan(&first, sim->topo, sim->ops, &sim->plan));
     moe_network_add(&sim->net, sim->now, sim->plan.n, sim->plan.flow, (int)(m - sim->meet));
     for (int i = 0; i < sim->plan.n; i++) {
         const struct moe_sent *f = &sim->plan.flow[i];

@@ -76,7 +76,6 @@ int moe_kernel_time(const struct moe_asked *asked, const struct moe_topo *t, moe
 
 struct meeting {
     const struct moe_asked *first;
-    const struct moe_topo *topo;
     const struct moe_op *const *ops; /* [n] */
     const int *rank;                 /* [n] */
     int n;
@@ -99,86 +98,35 @@ static int64_t agreed_bytes(const struct meeting *m, int from, int to)
                     a, (long long)sent, b, (long long)received);
 }
 
-/* From one member to another, behind `hops` latencies of the way. */
-static void add_flow(const struct meeting *m, struct moe_plan *out, int from, int to, int64_t bytes, int hops)
+/* What the members of a meeting say that they move (collective.h), in bytes; or an error. */
+static int moved_bytes(const struct meeting *m, enum moe_collective kind, int64_t *bytes)
 {
-    if (!bytes) return;
-    int a = m->rank[from], b = m->rank[to];
-    out->flow = moe_grow(out->flow, &out->cap, out->n + 1, sizeof *out->flow);
-    out->flow[out->n++] = (struct moe_sent){
-        .from = a, .to = b, .bytes = bytes, .delay_s = hops * moe_topo_latency_s(m->topo, a, b), .after = -1};
-}
-
-static int alltoall(const struct meeting *m, struct moe_plan *out)
-{
-    for (int from = 0; from < m->n; from++)
-        for (int to = 0; to < m->n; to++) {
-            int64_t bytes = agreed_bytes(m, from, to);
-            if (bytes < 0) return (int)bytes;
-            add_flow(m, out, from, to, bytes, 1);
-        }
-    return MOE_OK;
-}
-
-/* All blocks but one go from each member to the next: that of the next, or the member's own. */
-static int ring(const struct meeting *m, struct moe_plan *out, bool scatters)
-{
-    int64_t *block = moe_alloc((size_t)m->n, sizeof *block), total = 0, bytes = 0;
-    for (int i = 0; i < m->n && bytes >= 0; i++) {
-        for (int other = 0; other < m->n && bytes >= 0; other++)
-            bytes = scatters ? agreed_bytes(m, other, i) : agreed_bytes(m, i, other);
-        total += block[i] = bytes;
-    }
-    for (int i = 0; i < m->n && bytes >= 0; i++) {
+    for (int i = 0; i < m->n; i++) {
         int next = (i + 1) % m->n;
-        add_flow(m, out, i, next, total - block[scatters ? i : next], m->n - 1);
-    }
-    free(block);
-    return bytes < 0 ? (int)bytes : MOE_OK;
-}
-
-static int allgather(const struct meeting *m, struct moe_plan *out)
-{
-    return ring(m, out, false);
-}
-
-static int reducescatter(const struct meeting *m, struct moe_plan *out)
-{
-    return ring(m, out, true);
-}
-
-static int allreduce(const struct meeting *m, struct moe_plan *out)
-{
-    for (int from = 0; from < m->n; from++) {
-        int to = (from + 1) % m->n;
-        int64_t bytes = agreed_bytes(m, from, to);
-        if (bytes < 0) return (int)bytes;
-        add_flow(m, out, from, to, llround(2.0 * (m->n - 1) / m->n * (double)bytes), 2 * (m->n - 1));
+        for (int j = 0; j < m->n; j++) {
+            if (kind == MOE_ALLREDUCE && j != next) continue;
+            int64_t agreed = kind == MOE_REDUCESCATTER ? agreed_bytes(m, j, i) : agreed_bytes(m, i, j);
+            if (agreed < 0) return (int)agreed;
+            bytes[kind == MOE_ALLTOALL ? i * m->n + j : kind == MOE_ALLREDUCE ? 0 : i] = agreed;
+        }
     }
     return MOE_OK;
 }
 
-static const struct {
-    int (*plan)(const struct meeting *m, struct moe_plan *out);
-    bool together;
-} collectives[MOE_COLLECTIVE_COUNT] = {
-    [MOE_ALLTOALL] = {alltoall, false},
-    [MOE_ALLREDUCE] = {allreduce, true},
-    [MOE_ALLGATHER] = {allgather, true},
-    [MOE_REDUCESCATTER] = {reducescatter, true},
-};
-
-int moe_collective_plan(const struct moe_asked *first, const struct moe_topo *t,
-                        const struct moe_op *const *ops, struct moe_plan *out)
+int moe_asked_plan(const struct moe_asked *first, const struct moe_topo *t, const struct moe_op *const *ops,
+                   struct moe_plan *out)
 {
     const struct moe_comm *comm = &first->s->comms[first->op->comm];
-    int group = comm->group_of[first->rank];
-    struct meeting m = {.first = first,
-                        .topo = t,
-                        .ops = ops,
-                        .rank = comm->members + comm->first[group],
-                        .n = moe_group_size(comm, group)};
+    enum moe_collective kind = first->op->collective;
+    enum moe_type type = first->op->type;
+    int group = comm->group_of[first->rank], n = moe_group_size(comm, group);
+    struct meeting m = {.first = first, .ops = ops, .rank = comm->members + comm->first[group], .n = n};
+    int64_t *bytes = moe_alloc((size_t)n * (size_t)(kind == MOE_ALLTOALL ? n : 1), sizeof *bytes);
+    int err = moved_bytes(&m, kind, bytes);
+    struct moe_moved moved = {
+        kind, n, m.rank, bytes, moe_type_bytes[type], type == MOE_F32 || type == MOE_F64};
     out->n = 0;
-    out->together = collectives[first->op->collective].together;
-    return collectives[first->op->collective].plan(&m, out);
+    if (err >= 0) moe_collective_plan(t, &moved, out);
+    free(bytes);
+    return err;
 }

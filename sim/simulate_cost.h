@@ -1,18 +1,11 @@
 /* simulate_cost - what one operation asks of the machine: a kernel's time, a collective's flows.
  *
- * Kernels are rooflines: the slower of arithmetic and memory, on cores their sum (topology.h). Collectives of
- * n members:
- *   alltoall       one flow per pair.
- *   allgather      a ring: block i starts at member i and is passed on n - 1 times. The one link that it does
- *                  not cross leads back to i, so member i sends on all blocks but that of the next.
- *   reducescatter  the same ring with sums: block i starts at the member after i and ends at i. The one link
- *                  that it does not cross leads from i, so member i sends on all blocks but its own.
- *   allreduce      both, one after the other, with equal blocks.
- * In a ring every block is cut so finely that all links are busy from start to end. */
+ * Kernels are rooflines: the slower of arithmetic and memory, on cores their sum (topology.h). What the flows
+ * of a collective are says collective.h. */
 #ifndef MOE_SIMULATE_COST_H
 #define MOE_SIMULATE_COST_H
 
-#include "sim/network.h"
+#include "sim/collective.h"
 #include "sim/schedule.h"
 
 /* An operation of a rank, and what its sizes are. */
@@ -31,7 +24,7 @@ int moe_kernel_time(const struct moe_asked *asked, const struct moe_topo *t, moe
  * member issued it, all of one kind and type. *out: replaced, its memory used again; free(out->flow) in the
  * end. Errors: MOE_EVERDICT also when members do not agree on a size. Cost: O(n^2) evaluations of sizes, O(n)
  * for allreduce. */
-int moe_collective_plan(const struct moe_asked *first, const struct moe_topo *t,
-                        const struct moe_op *const *ops, struct moe_plan *out);
+int moe_asked_plan(const struct moe_asked *first, const struct moe_topo *t, const struct moe_op *const *ops,
+                   struct moe_plan *out);
 
 #endif

@@ -19,7 +19,11 @@ const char *const moe_link_class_text[] = {MOE_LINK_CLASSES(X)};
 
 struct draft {
     struct moe_topo topo;
-    const struct moe_yaml *gpu, *intra, *inter, *host;
+    const struct moe_yaml *gpu, *intra, *inter, *host, *nccl;
+    char version[MOE_NAME]; /* of the block nccl */
+    int64_t arch, ring_channels;
+    int links;
+    const struct moe_yaml *fitted;
     const struct moe_yaml *source; /* of the block being read */
 };
 
@@ -45,6 +49,7 @@ static const struct moe_key top_keys[] = {
     BLOCK(gpu),
     BLOCK(intra),
     BLOCK(inter),
+    {"nccl", MOE_KEY_NODE, FIELD(nccl)},
     {"host", MOE_KEY_NODE, FIELD(host)},
 };
 static const struct moe_key gpu_keys[] = {
@@ -77,6 +82,30 @@ static const struct moe_key host_keys[] = {
     BLOCK(source),
 };
 
+static const char *const link_kinds[] = {"nvlink", "pcie", NULL};
+#define PARAM(member, key, unit_, size, start, rows)                                                         \
+    {key, MOE_KEY_QUANTITY, FIELD(topo.nccl.member), .unit = (size) < 1 ? MOE_UNIT_SECONDS : MOE_UNIT_BPS},
+#define ERROR(key, class, band)                                                                              \
+    {                                                                                                        \
+        key, MOE_KEY_QUANTITY, FIELD(topo.nccl.error[class][band]), .unit = MOE_UNIT_SHARE                   \
+    }
+static const struct moe_key nccl_keys[] = {
+    {"version", MOE_KEY_TEXT, FIELD(version), .required = true},
+    {"arch", MOE_KEY_INT, FIELD(arch), .required = true, .min = 70, .max = 129},
+    {"links", MOE_KEY_CHOICE, FIELD(links), .required = true, .choices = link_kinds},
+    {"ring_channels", MOE_KEY_INT, FIELD(ring_channels), .required = true, .min = 1, .max = 32},
+    {"ring_channel", MOE_KEY_QUANTITY, FIELD(topo.nccl.ring_Bps), .required = true, .unit = MOE_UNIT_BPS},
+    {"ll128_most", MOE_KEY_QUANTITY, FIELD(topo.nccl.ll128_most_Bps), .unit = MOE_UNIT_BPS},
+    MOE_NCCL_PARAMS(PARAM) ERROR("p2p_small", MOE_NCCL_P2P, 0),
+    ERROR("p2p_medium", MOE_NCCL_P2P, 1),
+    ERROR("p2p_large", MOE_NCCL_P2P, 2),
+    ERROR("ring_small", MOE_NCCL_RING, 0),
+    ERROR("ring_medium", MOE_NCCL_RING, 1),
+    ERROR("ring_large", MOE_NCCL_RING, 2),
+    {"fitted", MOE_KEY_NODE, FIELD(fitted)},
+    BLOCK(source),
+};
+
 static int read_block(const struct moe_yaml *block, const struct moe_key *keys, size_t n, struct draft *d)
 {
     MOE_TRY(moe_yaml_read(block, keys, (int)n, d));
@@ -95,6 +124,54 @@ static int check_slice(const struct moe_yaml *host, const struct moe_topo *t)
                     host->key_line[i], host->item[i].text);
 }
 
+/* "ring/ll ring/simple": algorithms and protocols, as bits of moe_nccl_bit. */
+static int read_fitted(const struct moe_yaml *node, unsigned *bits)
+{
+    char text[MOE_NAME];
+    const char *names[MOE_ALGORITHM_COUNT * MOE_PROTOCOL_COUNT],
+        *from = node->kind == MOE_YAML_SCALAR ? node->text : "";
+    char name[MOE_ALGORITHM_COUNT * MOE_PROTOCOL_COUNT][MOE_NAME], hint[MOE_HINT];
+    int n = 0;
+    for (int a = 0; a < MOE_ALGORITHM_COUNT; a++)
+        for (int p = 0; p < MOE_PROTOCOL_COUNT; p++, n++) {
+            snprintf(name[n], sizeof name[n], "%s/%s", moe_algorithm_text[a], moe_protocol_text[p]);
+            names[n] = name[n];
+        }
+    while (*(from += strspn(from, " "))) {
+        size_t length = strcspn(from, " ");
+        int i = 0;
+        snprintf(text, sizeof text, "%.*s", (int)length, from);
+        while (i < n && strcmp(names[i], text) != 0) i++;
+        if (i == n)
+            return moe_fail(MOE_EINPUT, "%s:%d: fitted: '%s' is no algorithm and protocol%s", node->file,
+                            node->line, text, moe_hint(text, names, n, hint));
+        *bits |= 1u << i;
+        from += length;
+    }
+    return MOE_OK;
+}
+
+static int read_nccl(struct draft *d)
+{
+    struct moe_nccl *p = &d->topo.nccl, start = {0};
+    MOE_TRY(moe_yaml_read(d->nccl, nccl_keys, sizeof nccl_keys / sizeof *nccl_keys, d));
+    start.ring_channels = (int)d->ring_channels;
+    start.ring_Bps = p->ring_Bps;
+    moe_nccl_start(&start);
+    *p = start; /* where nothing is said */
+    MOE_TRY(read_block(d->nccl, nccl_keys, sizeof nccl_keys / sizeof *nccl_keys, d));
+    p->release = moe_nccl_release(d->version);
+    if (!p->release) {
+        char why[256];
+        snprintf(why, sizeof why, "%s", moe_error());
+        return moe_fail(MOE_EINPUT, "%s:%d: version: %s", d->nccl->file, d->nccl->line, why);
+    }
+    p->arch = (int)d->arch;
+    p->nvlink = d->links == 0;
+    d->topo.intra_Bps = p->port_Bps;
+    return d->fitted ? read_fitted(d->fitted, &p->fitted) : MOE_OK;
+}
+
 #define READ_BLOCK(block, keys) read_block(block, keys, sizeof keys / sizeof *keys, d)
 static int read_topo(const struct moe_yaml *root, struct draft *d)
 {
@@ -105,6 +182,7 @@ static int read_topo(const struct moe_yaml *root, struct draft *d)
     MOE_TRY(READ_BLOCK(d->inter, inter_keys));
     if (d->host) MOE_TRY(READ_BLOCK(d->host, host_keys));
     if (d->host) MOE_TRY(check_slice(d->host, &d->topo));
+    if (d->nccl) MOE_TRY(read_nccl(d));
     bool shared = d->topo.intra_kind == MOE_INTRA_SHARED;
     if (shared != (d->topo.bus_Bps > 0))
         return moe_fail(MOE_EINPUT, "%s:%d: kind %s %s", d->intra->file, d->intra->line,

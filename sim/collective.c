@@ -1,0 +1,201 @@
+/* collective.c - see collective.h. */
+#include "sim/collective.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* Where the members are. */
+struct shape {
+    int n, nodes, per_node;
+    int rings;
+};
+
+static int node_of(const struct moe_topo *t, int rank)
+{
+    return rank / (int)t->gpus_per_node;
+}
+
+/* Members of a node follow one another, as many in each: else there is one ring, in the members' order. */
+static struct shape shape_of(const struct moe_topo *t, int n, const int *rank)
+{
+    struct shape s = {.n = n, .nodes = 1, .per_node = n, .rings = 1};
+    bool even = true;
+    for (int i = 1; i < n; i++)
+        if (node_of(t, rank[i]) != node_of(t, rank[i - 1])) {
+            if (s.nodes == 1) s.per_node = i;
+            even &= i % s.per_node == 0;
+            s.nodes++;
+        } else {
+            even &= s.nodes == 1 || i % s.per_node != 0;
+        }
+    if (s.nodes == 1 || !even || n % s.per_node || n / s.per_node != s.nodes) return s;
+    s.rings = (int)(s.per_node < t->nics_per_node ? s.per_node : t->nics_per_node);
+    return s;
+}
+
+static int64_t sum(const int64_t *bytes, int n)
+{
+    int64_t all = 0;
+    for (int i = 0; i < n; i++) all += bytes[i];
+    return all;
+}
+
+static struct moe_nccl_case case_of(const struct moe_moved *m, int64_t bytes)
+{
+    return (struct moe_nccl_case){m->kind, m->n, bytes, m->type_bytes, m->is_float};
+}
+
+static bool has_nccl(const struct moe_topo *t, const struct shape *s)
+{
+    return t->nccl.release && s->nodes == 1 && s->n > 1;
+}
+
+/* ---- all-to-all ---- */
+
+static void add_pair(const struct moe_topo *t, const struct moe_moved *m, int from, int to, int after,
+                     struct moe_plan *out)
+{
+    int a = m->rank[from], b = m->rank[to];
+    struct moe_sent sent = {.from = a, .to = b, .after = after, .bytes = m->bytes[from * (int64_t)m->n + to]};
+    bool near = node_of(t, a) == node_of(t, b);
+    if (t->nccl.release && near && m->n > 1) {
+        struct moe_nccl_part part = moe_nccl_pair(&t->nccl, m->n, sent.bytes, a == b);
+        sent.delay_s = part.delay_s;
+        sent.rate_Bps = part.rate_Bps;
+        sent.wire = part.wire;
+    } else {
+        sent.delay_s = moe_topo_latency_s(t, a, b);
+    }
+    moe_plan_add(out, sent);
+}
+
+static void alltoall(const struct moe_topo *t, const struct moe_moved *m, struct moe_plan *out)
+{
+    for (int from = 0; from < m->n; from++) {
+        int last = -1; /* in its node */
+        for (int far = 0; far <= 1; far++)
+            for (int i = 0; i < m->n; i++) {
+                int to = (from + i) % m->n;
+                bool is_far = node_of(t, m->rank[from]) != node_of(t, m->rank[to]);
+                if (is_far != far || !m->bytes[from * (int64_t)m->n + to]) continue;
+                add_pair(t, m, from, to, far && t->nccl.release ? last : -1, out);
+                if (!far) last = out->n - 1;
+            }
+    }
+}
+
+/* ---- rings ---- */
+
+/* Member at a place of a ring: in each node they are turned so that the first is next to the ring's NIC. */
+static int member_at(const struct shape *s, int ring, int place)
+{
+    int node = place % s->n / s->per_node, i = (place + ring * s->per_node / s->rings) % s->per_node;
+    return s->rings > 1 ? node * s->per_node + i : place % s->n;
+}
+
+/* What a member hands on to the next, in all. */
+static int64_t handed_on(const struct moe_moved *m, int64_t all, int member, int next)
+{
+    if (m->kind == MOE_ALLREDUCE) return llround(2.0 * (m->n - 1) / m->n * (double)all);
+    return all - m->bytes[m->kind == MOE_ALLGATHER ? next : member];
+}
+
+static int passes(enum moe_collective kind)
+{
+    return kind == MOE_ALLREDUCE ? 2 : 1;
+}
+
+/* Latencies of all steps, one after the other. */
+static double steps_s(const struct moe_topo *t, enum moe_collective kind, const struct shape *s)
+{
+    return passes(kind) * ((s->n - s->nodes) * t->intra_latency_s + (s->nodes - 1) * t->inter_latency_s);
+}
+
+static void rings(const struct moe_topo *t, const struct moe_moved *m, const struct shape *s, int64_t all,
+                  struct moe_plan *out)
+{
+    for (int ring = 0; ring < s->rings; ring++)
+        for (int place = 0; place < s->n; place++) {
+            int i = member_at(s, ring, place), next = member_at(s, ring, place + 1);
+            int64_t bytes = handed_on(m, all, i, next);
+            struct moe_sent sent = {.from = m->rank[i], .to = m->rank[next], .after = -1};
+            sent.bytes = bytes * (ring + 1) / s->rings - bytes * ring / s->rings;
+            sent.delay_s = steps_s(t, m->kind, s);
+            if (sent.bytes) moe_plan_add(out, sent);
+        }
+}
+
+/* On one node, by NCCL's channels. */
+static void channels(const struct moe_topo *t, const struct moe_moved *m, int64_t all, struct moe_plan *out)
+{
+    struct moe_nccl_case c = case_of(m, all);
+    struct moe_nccl_ring ring = moe_nccl_ring(&t->nccl, &c);
+    for (int i = 0; i < m->n; i++) {
+        int next = (i + 1) % m->n, after = -1;
+        bool switches = ring.algorithm == MOE_ALGORITHM_NVLS;
+        int64_t left = switches ? all : handed_on(m, all, i, next);
+        for (int p = 0; p < ring.n_parts; p++) {
+            const struct moe_nccl_part *part = &ring.part[p];
+            int64_t bytes = p == ring.n_parts - 1 ? left : llround((double)left * ring.share[p]);
+            left -= bytes;
+            after = moe_plan_add(out, (struct moe_sent){m->rank[i], m->rank[next], bytes, part->rate_Bps,
+                                                        part->wire, part->delay_s, after});
+            if (part->tail_s > 0) /* at home, without bytes of its own */
+                after = moe_plan_add(
+                    out, (struct moe_sent){
+                             .from = m->rank[i], .to = m->rank[i], .delay_s = part->tail_s, .after = after});
+        }
+    }
+}
+
+void moe_collective_plan(const struct moe_topo *t, const struct moe_moved *m, struct moe_plan *out)
+{
+    struct shape s = shape_of(t, m->n, m->rank);
+    out->n = 0;
+    out->together = m->kind != MOE_ALLTOALL;
+    if (m->kind == MOE_ALLTOALL) {
+        alltoall(t, m, out);
+        return;
+    }
+    int64_t all = m->kind == MOE_ALLREDUCE ? m->bytes[0] : sum(m->bytes, m->n);
+    if (m->n < 2 || !all) return;
+    if (has_nccl(t, &s))
+        channels(t, m, all, out);
+    else
+        rings(t, m, &s, all, out);
+}
+
+/* ---- closed forms ---- */
+
+static double alltoall_s(const struct moe_topo *t, const struct shape *s, int64_t bytes)
+{
+    double b = (double)bytes, near = s->per_node - 1, far = s->n - s->per_node;
+    double nic_Bps = t->nic_Bps * (double)t->nics_per_node / (double)t->gpus_per_node;
+    double far_s = far > 0 ? t->inter_latency_s + far * b / nic_Bps : 0;
+    double self_s = 2 * b / t->memory_Bps;
+    if (!t->nccl.release || s->n == 1)
+        return fmax(far_s, fmax(near > 0 ? t->intra_latency_s + near * b / t->intra_Bps : 0, self_s));
+    struct moe_nccl_part part = moe_nccl_pair(&t->nccl, s->n, bytes, false);
+    double wire = b * part.wire, near_s = fmax(wire / part.rate_Bps, near * wire / t->intra_Bps);
+    return part.delay_s + (near > 0 ? near_s : fmax(wire / part.rate_Bps, self_s)) + far_s;
+}
+
+double moe_collective_s(const struct moe_topo *t, enum moe_collective kind, int n, int64_t bytes,
+                        int type_bytes, bool is_float)
+{
+    int per_node = n < t->gpus_per_node ? n : (int)t->gpus_per_node, nodes = n / per_node;
+    struct shape s = {n, nodes, per_node, 1};
+    if (kind == MOE_ALLTOALL) return alltoall_s(t, &s, bytes);
+    if (n < 2 || !bytes) return 0;
+    double all = (double)bytes * (kind == MOE_ALLREDUCE ? 1 : n);
+    if (has_nccl(t, &s)) {
+        struct moe_nccl_case c = {kind, n, (int64_t)all, type_bytes, is_float};
+        return moe_nccl_s(&t->nccl, &c);
+    }
+    if (nodes > 1) s.rings = (int)(per_node < t->nics_per_node ? per_node : t->nics_per_node);
+    double sent = passes(kind) * all * (n - 1) / n, far_s = nodes > 1 ? sent / s.rings / t->nic_Bps : 0;
+    /* Of a node's rings all but one cross any link in it, where the GPU is not the last of its node. */
+    double near = nodes > 1 ? (double)(per_node - 1) / per_node : 1;
+    if (nodes > 1 && s.rings < per_node) near = 1;
+    return steps_s(t, kind, &s) + fmax(per_node > 1 ? near * sent / t->intra_Bps : 0, far_s);
+}
