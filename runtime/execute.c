@@ -120,6 +120,7 @@ static int poison(const struct moe_execution *x, struct slot *slot, enum moe_typ
     /* NaN, or negative but far from an overflow of the sums that sizes are made of. */
     static const uint64_t pattern[MOE_TYPE_COUNT] = {[MOE_F32] = 0x7fc000007fc00000u,
                                                      [MOE_F64] = 0x7ff8000000000000u,
+                                                     [MOE_BF16] = 0x7fc07fc07fc07fc0u,
                                                      [MOE_I32] = 0xc0000000c0000000u,
                                                      [MOE_I64] = 0xffffff0000000000u};
     uint64_t chunk[512];

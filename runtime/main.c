@@ -142,6 +142,8 @@ done:
 static int capture(struct capture *c, const struct options *o, bool *stopped)
 {
     MOE_TRY(moe_scenario_load(o->scenario, &c->scenario));
+    if (c->scenario->dtype == MOE_BF16)
+        return moe_fail(MOE_EMISSING, "%s: bfloat16 cannot be run on a CPU (float32, float64)", o->scenario);
     MOE_TRY(moe_lower(c->scenario, &c->s));
     MOE_TRY(moe_data_load(o->data, c->scenario->sequence, &c->data));
     MOE_TRY(moe_device_cpu.open(&c->device));

@@ -20,7 +20,7 @@ struct draft {
 const char *const moe_rank_order_text[] = {"consecutive", "strided", NULL};
 
 #define FIELD(member) offsetof(struct draft, member)
-static const char *const dtypes[] = {"float32", "float64", NULL};
+static const char *const dtypes[] = {"float32", "float64", "bfloat16", NULL};
 static const char *const optimizers[] = {"adamw", "sgd", NULL};
 static const char *const drops[] = {"probs", "position", NULL};
 static const char *const booleans[] = {"false", "true", NULL};

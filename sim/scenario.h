@@ -6,7 +6,7 @@
  *   tokens_per_rank:  256             # or a list with one number per rank
  *   dispatcher:       alltoall        # or allgather
  *   capacity:         {rule: megatron, factor: 1.25, drop: probs, pad: false}   # default: rule dropless
- *   dtype:            float32         # or float64
+ *   dtype:            float32         # or float64, bfloat16 (not for capture)
  *   optimizer:        adamw           # or sgd
  *   learning_rate:    0.003
  *   clip_norm:        1.0             # 0: gradients are not clipped
@@ -47,7 +47,7 @@ struct moe_scenario {
     int64_t *tokens; /* [ranks] */
     char dispatcher[MOE_NAME], topology[MOE_NAME];
     struct moe_capacity capacity;
-    int dtype;     /* enum moe_type: MOE_F32 or MOE_F64 */
+    int dtype;     /* enum moe_type: MOE_F32, MOE_F64 or MOE_BF16 */
     int optimizer; /* enum moe_optimizer */
     double learning_rate, clip_norm, aux_loss, skew;
     int64_t seed;

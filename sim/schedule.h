@@ -14,7 +14,7 @@
 /* clang-format off */
 /*                      text      bytes */
 #define MOE_TYPES(X) \
-        X(F32, "float32", 4) X(F64, "float64", 8) X(I32, "int32", 4) X(I64, "int64", 8)
+        X(F32, "float32", 4) X(F64, "float64", 8) X(BF16, "bfloat16", 2) X(I32, "int32", 4) X(I64, "int64", 8)
 
 /* How long a kernel takes depends on its class only:
  * MEMORY moves `bytes`; GEMM is [m, k] x [k, n]; GROUPED is one GEMM per group with rows from `group`. */

@@ -22,7 +22,9 @@ static int64_t size_of(const struct moe_asked *asked, int expr, int rank, int in
 
 static double matmul_flops(const struct moe_topo *t, enum moe_type type)
 {
-    return type == MOE_F64 ? t->matmul_float64_flops : t->matmul_float32_flops;
+    return type == MOE_F64    ? t->matmul_float64_flops
+           : type == MOE_BF16 ? t->matmul_bfloat16_flops
+                              : t->matmul_float32_flops;
 }
 
 /* Seconds of `flops` at `rate` and of `bytes`: a core does one after the other. */
@@ -59,6 +61,9 @@ static int products_s(const struct moe_asked *asked, const struct moe_topo *t, d
 int moe_kernel_time(const struct moe_asked *asked, const struct moe_topo *t, moe_ps *out)
 {
     double time_s;
+    if (asked->op->type == MOE_BF16 && !t->matmul_bfloat16_flops)
+        return moe_fail(MOE_EINPUT,
+                        "topology %s: gpu has no matmul_bfloat16, which the scenario's dtype needs", t->name);
     if (moe_kernel_cost[asked->op->kernel] == MOE_COST_MEMORY) {
         int64_t bytes = size_of(asked, asked->op->bytes, asked->rank, 0);
         int64_t flops = size_of(asked, asked->op->flops, asked->rank, 0);
@@ -124,7 +129,7 @@ int moe_asked_plan(const struct moe_asked *first, const struct moe_topo *t, cons
     int64_t *bytes = moe_alloc((size_t)n * (size_t)(kind == MOE_ALLTOALL ? n : 1), sizeof *bytes);
     int err = moved_bytes(&m, kind, bytes);
     struct moe_moved moved = {
-        kind, n, m.rank, bytes, moe_type_bytes[type], type == MOE_F32 || type == MOE_F64};
+        kind, n, m.rank, bytes, moe_type_bytes[type], type != MOE_I32 && type != MOE_I64};
     out->n = 0;
     if (err >= 0) moe_collective_plan(t, &moved, out);
     free(bytes);

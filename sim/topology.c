@@ -55,6 +55,7 @@ static const struct moe_key top_keys[] = {
 static const struct moe_key gpu_keys[] = {
     QUANTITY("matmul_float32", matmul_float32_flops, FLOPS, 0),
     QUANTITY("matmul_float64", matmul_float64_flops, FLOPS, 0),
+    {"matmul_bfloat16", MOE_KEY_QUANTITY, FIELD(topo.matmul_bfloat16_flops), .unit = MOE_UNIT_FLOPS},
     QUANTITY("memory", memory_Bps, BPS, 0),
     QUANTITY("launch", launch_s, SECONDS, -1),
     QUANTITY("host_sync", host_sync_s, SECONDS, -1),

@@ -5,7 +5,8 @@
  *
  *   name: dgx_h100
  *   gpus_per_node: 8
- *   gpu:    {matmul_float32: 54 TFLOP/s, matmul_float64: 54 TFLOP/s, memory: 3 TB/s, launch: 4 us,
+ *   gpu:    {matmul_float32: 54 TFLOP/s, matmul_float64: 54 TFLOP/s,
+ *            matmul_bfloat16: 794 TFLOP/s, memory: 3 TB/s, launch: 4 us,
  *            host_sync: 10 us, source: ...}
  *   intra:  {kind: switch | shared, bandwidth: 370.8 GB/s, bus: 16 GB/s, latency: 8 us, source: ...}
  *   inter:  {nics_per_node: 8, bandwidth: 50 GB/s, latency: 15 us, source: ...}
@@ -13,22 +14,20 @@
  *            ll_base: 4.7 us, ... (nccl.h), p2p_small: 8 %, ... ring_large: 10 %, fitted: ring/ll ...,
  * source: ...} host:   {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: ...}
  *
- * All keys are required, bus with kind shared only, but for the blocks nccl and host; source says where the
- * numbers of its block come from.
- * nccl: how NCCL's collectives do on one node. Parameters that are left out stand where a fit would start
- * (moesim calibrate writes them all); port takes the place of intra's bandwidth. Percentages are of its fit:
- * half of the interval that holds 80 % of measurements, by class and size (below 64 KiB, 2 MiB, the rest).
- * host: the ranks are processes that take turns of `slice` (1 us or more) on the `cores` of their node.
- * Operations of a rank run one after the other; a kernel needs a core, and so does a rank to leave a
- * collective. A kernel lasts `call` (for each of its products), and its products at matmul, its other
- * arithmetic at scalar, its bytes at memory, one after the other. Without host a rank is a GPU: a kernel is
- * the slower of arithmetic and memory.
- * kind switch: each GPU has an up and a down link of `bandwidth` to a non-blocking switch (NVSwitch).
- * kind shared: these links end at the node's one bus of `bus` (a PCIe root), as do its NICs; what enters or
- * leaves a GPU crosses it once, whatever the direction.
- * Between nodes a flow leaves by the NIC of its source GPU (GPU g uses NIC g * nics / gpus_per_node), crosses
- * a non-blocking fabric, and enters by the NIC of its target GPU; with kind switch the NICs are next to their
- * GPUs and such a flow does not load the switch. */
+ * All keys are required, bus with kind shared only, matmul_bfloat16 where it is used, but for the blocks nccl
+ * and host; source says where the numbers of its block come from. nccl: how NCCL's collectives do on one
+ * node. Parameters that are left out stand where a fit would start (moesim calibrate writes them all); port
+ * takes the place of intra's bandwidth. Percentages are of its fit: half of the interval that holds 80 % of
+ * measurements, by class and size (below 64 KiB, 2 MiB, the rest). host: the ranks are processes that take
+ * turns of `slice` (1 us or more) on the `cores` of their node. Operations of a rank run one after the other;
+ * a kernel needs a core, and so does a rank to leave a collective. A kernel lasts `call` (for each of its
+ * products), and its products at matmul, its other arithmetic at scalar, its bytes at memory, one after the
+ * other. Without host a rank is a GPU: a kernel is the slower of arithmetic and memory. kind switch: each GPU
+ * has an up and a down link of `bandwidth` to a non-blocking switch (NVSwitch). kind shared: these links end
+ * at the node's one bus of `bus` (a PCIe root), as do its NICs; what enters or leaves a GPU crosses it once,
+ * whatever the direction. Between nodes a flow leaves by the NIC of its source GPU (GPU g uses NIC g * nics /
+ * gpus_per_node), crosses a non-blocking fabric, and enters by the NIC of its target GPU; with kind switch
+ * the NICs are next to their GPUs and such a flow does not load the switch. */
 #ifndef MOE_TOPOLOGY_H
 #define MOE_TOPOLOGY_H
 
@@ -50,6 +49,7 @@ struct moe_topo {
     int64_t gpus_per_node, nics_per_node;
     enum moe_intra_kind intra_kind;
     double matmul_float32_flops, matmul_float64_flops; /* dense matrix rate that is reached, FLOP/s */
+    double matmul_bfloat16_flops;                      /* 0: not said */
     double memory_Bps;                                 /* device memory rate that is reached */
     double launch_s;                                   /* host time to issue one operation */
     double host_sync_s;        /* device to host copy of a few counts, and the wake-up */

@@ -1,4 +1,5 @@
-/* Kernels by hand. The machine: memory 4000 B/us; float32 10^6 FLOP/us, float64 half of it. */
+/* Kernels by hand. The machine: memory 4000 B/us; float32 10^6 FLOP/us, float64 half and bfloat16
+ * twice of it. */
 #include "sim/builder.h"
 #include "sim/simulate_cost.h"
 #include "sim/values.h"
@@ -10,8 +11,10 @@
 
 #include <cmocka.h>
 
-static const struct moe_topo machine = {
-    .matmul_float32_flops = 1e12, .matmul_float64_flops = 0.5e12, .memory_Bps = 4e9};
+static const struct moe_topo machine = {.matmul_float32_flops = 1e12,
+                                        .matmul_float64_flops = 0.5e12,
+                                        .matmul_bfloat16_flops = 2e12,
+                                        .memory_Bps = 4e9};
 
 static void open_step(struct moe_builder *b)
 {
@@ -57,7 +60,8 @@ static void test_memory(void **state)
 
 /* [N, N] x [N, N]: 2 N^3 FLOP, 3 N^2 elements.
  * N = 3000: 54 * 10^9 FLOP: 54,000 us in float32 (memory: 27,000), 108,000 us in float64.
- * N = 300: 54 us of arithmetic, but 1.08 MB: 270 us in float32, 540 us in float64. */
+ * N = 300: 54 us of arithmetic, but 1.08 MB: 270 us in float32, 540 us in float64; half of 270 in bfloat16.
+ */
 static void test_product(void **state)
 {
     (void)state;
@@ -65,7 +69,8 @@ static void test_product(void **state)
         enum moe_type type;
         int64_t n;
         int us;
-    } cases[] = {{MOE_F32, 3000, 54000}, {MOE_F64, 3000, 108000}, {MOE_F32, 300, 270}, {MOE_F64, 300, 540}};
+    } cases[] = {{MOE_F32, 3000, 54000}, {MOE_F64, 3000, 108000}, {MOE_F32, 300, 270},
+                 {MOE_F64, 300, 540},    {MOE_BF16, 3000, 27000}, {MOE_BF16, 300, 135}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct moe_builder b;
         open_step(&b);
