@@ -165,6 +165,27 @@ void moe_collective_plan(const struct moe_topo *t, const struct moe_moved *m, st
         rings(t, m, &s, all, out);
 }
 
+/* nccl-tests' size: the most that a member sends, or the whole buffer. */
+static int64_t size_of(const struct moe_moved *m)
+{
+    int64_t most = 0;
+    if (m->kind != MOE_ALLTOALL) return m->kind == MOE_ALLREDUCE ? m->bytes[0] : sum(m->bytes, m->n);
+    for (int from = 0; from < m->n; from++) {
+        int64_t sent = sum(m->bytes + (size_t)from * (size_t)m->n, m->n);
+        if (sent > most) most = sent;
+    }
+    return most;
+}
+
+double moe_collective_error(const struct moe_topo *t, const struct moe_moved *m)
+{
+    struct shape s = shape_of(t, m->n, m->rank);
+    if (s.nodes > 1) return t->inter_error;
+    if (!has_nccl(t, &s)) return t->intra_error;
+    struct moe_nccl_case c = case_of(m, size_of(m));
+    return moe_nccl_error(&t->nccl, &c);
+}
+
 /* ---- closed forms ---- */
 
 static double alltoall_s(const struct moe_topo *t, const struct shape *s, int64_t bytes)

@@ -31,6 +31,9 @@ struct moe_moved {
  * ends a member's part. Cost: O(n^2) for alltoall, O(n x NICs of a node) else. */
 void moe_collective_plan(const struct moe_topo *t, const struct moe_moved *m, struct moe_plan *out);
 
+/* Half of the interval that holds 80 % of measurements of such a collective, as a logarithm; 0: not known. */
+double moe_collective_error(const struct moe_topo *t, const struct moe_moved *m);
+
 /* Seconds on an idle machine when all blocks (pairs, self included) are `bytes`: the closed form of the plan,
  * equal to it within 1 ps a flow. Members are ranks 0 to n - 1, of one node, or of nodes that are full. */
 double moe_collective_s(const struct moe_topo *t, enum moe_collective kind, int n, int64_t bytes,

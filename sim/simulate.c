@@ -11,6 +11,7 @@
 #include "sim/heap.h"
 #include "sim/network.h"
 #include "sim/simulate_cost.h"
+#include "sim/simulate_rows.h"
 #include "sim/turns.h"
 #include "sim/values.h"
 
@@ -60,6 +61,7 @@ struct meet {
     int arrived, left, flows;
     bool together; /* as in moe_plan */
     moe_ps start;
+    double error;          /* of its time */
     struct member *member; /* [size] */
 };
 
@@ -78,7 +80,7 @@ struct sim {
     struct member *members;    /* all members of meets */
     const struct moe_op **ops; /* of the collective that starts */
     struct moe_plan plan;
-    int *row_of, max_blocks, max_ops; /* row_of[role, block, op] */
+    struct moe_rows rows;
     void (*see)(void *ctx, const struct moe_sim_seen *seen);
     void *ctx;
 };
@@ -91,51 +93,6 @@ static int lane_of_comm(int comm)
 static struct meet *meet_at(const struct sim *sim, int comm, int group, int nth)
 {
     return &sim->meet[2 * ((size_t)comm * (size_t)sim->s->n_ranks + (size_t)group) + (size_t)(nth % 2)];
-}
-
-/* ---- rows: one line of the breakdown per operation of a block, whatever the layer and the role ---- */
-
-static int find_row(struct moe_sim_result *out, const struct moe_block *block, const struct moe_op *op)
-{
-    char label[2 * MOE_NAME] = "";
-    snprintf(label, sizeof label, "%.20s %s %s", block->name, moe_pass_text[block->pass], op->name);
-    for (int i = 0; i < out->n_rows; i++)
-        if (!strcmp(out->rows[i].op, label)) return i;
-    out->rows = moe_grow(out->rows, &out->cap_rows, out->n_rows + 1, sizeof *out->rows);
-    struct moe_sim_row *row = &out->rows[out->n_rows];
-    *row = (struct moe_sim_row){.kind = op->kind};
-    memcpy(row->op, label, sizeof label);
-    return out->n_rows++;
-}
-
-static int *row_at(const struct sim *sim, int role, int block, int op)
-{
-    return &sim->row_of[((size_t)role * (size_t)sim->max_blocks + (size_t)block) * (size_t)sim->max_ops +
-                        (size_t)op];
-}
-
-/* Blocks are written in the order in which they first run. */
-static void make_rows(struct sim *sim)
-{
-    const struct moe_schedule *s = sim->s;
-    for (int i = 0; i < s->n_roles; i++) {
-        if (s->roles[i].n_blocks > sim->max_blocks) sim->max_blocks = s->roles[i].n_blocks;
-        for (int b = 0; b < s->roles[i].n_blocks; b++)
-            if (s->roles[i].blocks[b].n_ops > sim->max_ops) sim->max_ops = s->roles[i].blocks[b].n_ops;
-    }
-    sim->row_of = moe_alloc((size_t)s->n_roles * (size_t)sim->max_blocks * (size_t)sim->max_ops, sizeof(int));
-    for (int i = 0; i < s->n_roles; i++) {
-        const struct moe_role *role = &s->roles[i];
-        for (int b = 0; b < role->n_blocks; b++) {
-            int instances = 0;
-            for (int n = 0; n < role->n_instances; n++) instances += role->itinerary[n].block == b;
-            for (int o = 0; o < role->blocks[b].n_ops; o++) {
-                int row = *row_at(sim, i, b, o) =
-                    find_row(sim->out, &role->blocks[b], &role->blocks[b].ops[o]);
-                if (sim->out->rows[row].instances < instances) sim->out->rows[row].instances = instances;
-            }
-        }
-    }
 }
 
 /* ---- accounts ---- */
@@ -214,7 +171,7 @@ static int start_flows(struct sim *sim, struct meet *m)
 {
     const struct moe_comm *comm = &sim->s->comms[m->comm];
     struct moe_asked first = asked(sim, job_at(sim, m, 0), rank_at(sim, m, 0));
-    MOE_TRY(moe_asked_plan(&first, sim->topo, sim->ops, &sim->plan));
+    MOE_TRY(moe_asked_plan(&first, sim->topo, sim->ops, &sim->plan, &m->error));
     moe_network_add(&sim->net, sim->now, sim->plan.n, sim->plan.flow, (int)(m - sim->meet));
     for (int i = 0; i < sim->plan.n; i++) {
         const struct moe_sent *f = &sim->plan.flow[i];
@@ -291,7 +248,7 @@ static bool at(const struct sim *sim, int rank, struct cursor *c, struct job *ou
         *out = (struct job){.block = block,
                             .op = &block->ops[c->op],
                             .layer = instance.layer,
-                            .row = &sim->out->rows[*row_at(sim, role_id, instance.block, c->op)],
+                            .row = &sim->out->rows[*moe_rows_at(&sim->rows, role_id, instance.block, c->op)],
                             .since = sim->now};
         return true;
     }
@@ -378,6 +335,8 @@ static void account(struct sim *sim, int rank, const struct job *job)
 {
     moe_ps own = sim->now - (job->op->kind == MOE_COLLECTIVE ? job->meet->start : job->since);
     job->row->own_us += (double)own;
+    if (job->op->kind == MOE_COLLECTIVE && own)
+        job->row->error_us += (double)own * (job->meet->error > 0 ? job->meet->error : NAN);
     if (sim->see)
         sim->see(sim->ctx, &(struct moe_sim_seen){rank, job->layer, job->block, job->op, own, job->wait});
 }
@@ -525,9 +484,19 @@ static void make_ranks(struct sim *sim)
     }
 }
 
+/* Errors of one kind go the same way, those of kernels and collectives their own; of these only the exposed
+ * part is seen. */
+static double step_error(const struct moe_sim_result *out, double comm_error_us, double kernel_error)
+{
+    double comm_us = out->comm_us > 0 ? comm_error_us / out->comm_us * out->exposed_us : 0;
+    double kernels_us = out->compute_us > 0 ? out->compute_us * (kernel_error > 0 ? kernel_error : NAN) : 0;
+    return out->step ? hypot(comm_us, kernels_us) / ((double)out->step * 1e-6) : 0;
+}
+
 static void make_result(struct sim *sim)
 {
     struct moe_sim_result *out = sim->out;
+    double error_us = 0;
     double to_us = 1e-6 / sim->s->n_ranks; /* of a sum over ranks, in ps */
     double spent[SPENT_COUNT] = {0};       /* sums over up to 16,384 ranks do not fit 63 bits of ps */
     out->step = sim->now;
@@ -542,8 +511,11 @@ static void make_result(struct sim *sim)
     for (int i = 0; i < out->n_rows; i++) {
         out->rows[i].own_us *= to_us;
         out->rows[i].wait_us *= to_us;
+        out->rows[i].error_us *= to_us;
         if (out->rows[i].kind == MOE_COLLECTIVE) out->comm_us += out->rows[i].own_us;
+        error_us += out->rows[i].error_us;
     }
+    out->step_error = step_error(out, error_us, sim->topo->kernel_error);
     memcpy(out->bytes, sim->net.bytes, sizeof out->bytes);
 }
 
@@ -564,7 +536,7 @@ int moe_simulate_seen(const struct moe_schedule *s, const struct moe_routing *r,
     if (t->cores)
         moe_turns_init(&sim.turns, s->n_ranks, (int)t->gpus_per_node, (int)t->cores, moe_time(t->slice_s, 1));
     sim.values = moe_values_new(s, r);
-    make_rows(&sim);
+    moe_rows_make(&sim.rows, s, out);
     make_meets(&sim);
     make_ranks(&sim);
     int err = run(&sim);
@@ -579,7 +551,7 @@ int moe_simulate_seen(const struct moe_schedule *s, const struct moe_routing *r,
     free(sim.plan.flow);
     free(sim.meet);
     free(sim.members);
-    free(sim.row_of);
+    free(sim.rows.of);
     return err;
 }
 

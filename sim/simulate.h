@@ -21,18 +21,21 @@ struct moe_sim_row {
     int instances;  /* a rank; the most that any rank has */
     double own_us;  /* kernel: end minus start; collective: exit minus latest entry; host sync: host_sync_s */
     double wait_us; /* collective: latest entry minus own entry; host sync: for its streams; kernel: 0 */
-    int64_t bytes;  /* collective: sent by all ranks, self part excluded; kernel: 0 */
+    double error_us; /* collective: what own_us may be off, 80 % of the time; NAN: not known; kernel: 0 */
+    int64_t bytes;   /* collective: sent by all ranks, self part excluded; kernel: 0 */
 };
 
 /* Every moment of a rank's step counts once, as the first that applies: compute, exposed, waiting, host. So
  * the four add up to the step. */
 struct moe_sim_result {
-    moe_ps step;                         /* last completion on any rank */
-    double compute_us;                   /* a kernel runs, mean over ranks */
-    double exposed_us;                   /* a collective is in flight (all members there), mean */
-    double waiting_us;                   /* in a collective, waiting for its latest member, mean */
-    double host_us;                      /* the rest of the step: launch gaps, host syncs, idle; mean */
-    double comm_us;                      /* own time of collectives, hidden or not, mean over ranks */
+    moe_ps step;       /* last completion on any rank */
+    double step_error; /* half of the interval that holds 80 % of measurements, as a part of the step: NAN
+                          when the topology does not say it of all that takes time */
+    double compute_us; /* a kernel runs, mean over ranks */
+    double exposed_us; /* a collective is in flight (all members there), mean */
+    double waiting_us; /* in a collective, waiting for its latest member, mean */
+    double host_us;    /* the rest of the step: launch gaps, host syncs, idle; mean */
+    double comm_us;    /* own time of collectives, hidden or not, mean over ranks */
     int64_t bytes[MOE_LINK_CLASS_COUNT]; /* carried by links of each class; a flow counts once per class */
     int64_t events;                      /* processed, for budgets in tests */
     int n_rows, cap_rows;

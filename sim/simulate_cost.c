@@ -119,7 +119,7 @@ static int moved_bytes(const struct meeting *m, enum moe_collective kind, int64_
 }
 
 int moe_asked_plan(const struct moe_asked *first, const struct moe_topo *t, const struct moe_op *const *ops,
-                   struct moe_plan *out)
+                   struct moe_plan *out, double *error)
 {
     const struct moe_comm *comm = &first->s->comms[first->op->comm];
     enum moe_collective kind = first->op->collective;
@@ -132,6 +132,7 @@ int moe_asked_plan(const struct moe_asked *first, const struct moe_topo *t, cons
         kind, n, m.rank, bytes, moe_type_bytes[type], type != MOE_I32 && type != MOE_I64};
     out->n = 0;
     if (err >= 0) moe_collective_plan(t, &moved, out);
+    *error = err >= 0 ? moe_collective_error(t, &moved) : 0;
     free(bytes);
     return err;
 }

@@ -24,7 +24,8 @@ int moe_kernel_time(const struct moe_asked *asked, const struct moe_topo *t, moe
  * member issued it, all of one kind and type. *out: replaced, its memory used again; free(out->flow) in the
  * end. Errors: MOE_EVERDICT also when members do not agree on a size. Cost: O(n^2) evaluations of sizes, O(n)
  * for allreduce. */
+/* error: out, as of moe_collective_error. */
 int moe_asked_plan(const struct moe_asked *first, const struct moe_topo *t, const struct moe_op *const *ops,
-                   struct moe_plan *out);
+                   struct moe_plan *out, double *error);
 
 #endif

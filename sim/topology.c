@@ -42,6 +42,11 @@ struct draft {
 #name, MOE_KEY_INT, FIELD(topo.name), .required = true, .min = 1, .max = most                        \
     }
 
+#define ERROR_OF(member)                                                                                     \
+    {                                                                                                        \
+        "error", MOE_KEY_QUANTITY, FIELD(topo.member), .unit = MOE_UNIT_SHARE                                \
+    }
+
 static const char *const intra_kinds[] = {"switch", "shared", NULL};
 static const struct moe_key top_keys[] = {
     {"name", MOE_KEY_TEXT, FIELD(topo.name), .required = true},
@@ -59,6 +64,7 @@ static const struct moe_key gpu_keys[] = {
     QUANTITY("memory", memory_Bps, BPS, 0),
     QUANTITY("launch", launch_s, SECONDS, -1),
     QUANTITY("host_sync", host_sync_s, SECONDS, -1),
+    ERROR_OF(kernel_error),
     BLOCK(source),
 };
 static const struct moe_key intra_keys[] = {
@@ -66,12 +72,14 @@ static const struct moe_key intra_keys[] = {
     {"bus", MOE_KEY_QUANTITY, FIELD(topo.bus_Bps), .unit = MOE_UNIT_BPS},
     QUANTITY("bandwidth", intra_Bps, BPS, 0),
     QUANTITY("latency", intra_latency_s, SECONDS, -1),
+    ERROR_OF(intra_error),
     BLOCK(source),
 };
 static const struct moe_key inter_keys[] = {
     COUNT(nics_per_node, 1024),
     QUANTITY("bandwidth", nic_Bps, BPS, 0),
     QUANTITY("latency", inter_latency_s, SECONDS, -1),
+    ERROR_OF(inter_error),
     BLOCK(source),
 };
 

@@ -14,20 +14,22 @@
  *            ll_base: 4.7 us, ... (nccl.h), p2p_small: 8 %, ... ring_large: 10 %, fitted: ring/ll ...,
  * source: ...} host:   {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: ...}
  *
- * All keys are required, bus with kind shared only, matmul_bfloat16 where it is used, but for the blocks nccl
- * and host; source says where the numbers of its block come from. nccl: how NCCL's collectives do on one
- * node. Parameters that are left out stand where a fit would start (moesim calibrate writes them all); port
- * takes the place of intra's bandwidth. Percentages are of its fit: half of the interval that holds 80 % of
- * measurements, by class and size (below 64 KiB, 2 MiB, the rest). host: the ranks are processes that take
- * turns of `slice` (1 us or more) on the `cores` of their node. Operations of a rank run one after the other;
- * a kernel needs a core, and so does a rank to leave a collective. A kernel lasts `call` (for each of its
- * products), and its products at matmul, its other arithmetic at scalar, its bytes at memory, one after the
- * other. Without host a rank is a GPU: a kernel is the slower of arithmetic and memory. kind switch: each GPU
- * has an up and a down link of `bandwidth` to a non-blocking switch (NVSwitch). kind shared: these links end
- * at the node's one bus of `bus` (a PCIe root), as do its NICs; what enters or leaves a GPU crosses it once,
- * whatever the direction. Between nodes a flow leaves by the NIC of its source GPU (GPU g uses NIC g * nics /
- * gpus_per_node), crosses a non-blocking fabric, and enters by the NIC of its target GPU; with kind switch
- * the NICs are next to their GPUs and such a flow does not load the switch. */
+ * Optional: error, a percentage, in gpu, intra and inter: half of the interval that holds 80 % of
+ * measurements. All other keys are required, bus with kind shared only, matmul_bfloat16 where it is used, but
+ * for the blocks nccl and host; source says where the numbers of its block come from. nccl: how NCCL's
+ * collectives do on one node. Parameters that are left out stand where a fit would start (moesim calibrate
+ * writes them all); port takes the place of intra's bandwidth. Percentages are of its fit: half of the
+ * interval that holds 80 % of measurements, by class and size (below 64 KiB, 2 MiB, the rest). host: the
+ * ranks are processes that take turns of `slice` (1 us or more) on the `cores` of their node. Operations of a
+ * rank run one after the other; a kernel needs a core, and so does a rank to leave a collective. A kernel
+ * lasts `call` (for each of its products), and its products at matmul, its other arithmetic at scalar, its
+ * bytes at memory, one after the other. Without host a rank is a GPU: a kernel is the slower of arithmetic
+ * and memory. kind switch: each GPU has an up and a down link of `bandwidth` to a non-blocking switch
+ * (NVSwitch). kind shared: these links end at the node's one bus of `bus` (a PCIe root), as do its NICs; what
+ * enters or leaves a GPU crosses it once, whatever the direction. Between nodes a flow leaves by the NIC of
+ * its source GPU (GPU g uses NIC g * nics / gpus_per_node), crosses a non-blocking fabric, and enters by the
+ * NIC of its target GPU; with kind switch the NICs are next to their GPUs and such a flow does not load the
+ * switch. */
 #ifndef MOE_TOPOLOGY_H
 #define MOE_TOPOLOGY_H
 
@@ -58,6 +60,9 @@ struct moe_topo {
     int64_t cores;             /* of a node of a host; 0: ranks are GPUs, and the next three are not set */
     double slice_s, scalar_flops, call_s;
     double intra_latency_s, inter_latency_s;
+    /* How far off kernels, and collectives in and between nodes, may be with 80 % probability, as a
+     * logarithm; 0: not known. In a node nccl says it itself. */
+    double kernel_error, intra_error, inter_error;
     struct moe_nccl nccl;            /* without release: not set */
     int n_ranks, n_links;            /* set by moe_topo_build */
     double *link_Bps;                /* [n_links] */

@@ -83,6 +83,7 @@ int moe_check_input(const struct moe_args *args, const struct moe_input *in);
 /* ---- output.c ---- */
 
 int moe_fail_in(const char *path, int err); /* the last error, which names its file when it did not */
+json_t *moe_json_known(double value);       /* null when it is not finite */
 json_t *moe_json_text(const char *text);    /* bytes that are not UTF-8 become '?' */
 void moe_print_json(json_t *root);          /* and gives up root, as the next two do */
 void moe_print_fields(json_t *object);      /* a line a key */

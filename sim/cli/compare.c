@@ -125,7 +125,8 @@ static void print_name(const struct moe_grid *g, const struct moe_variant *v)
 }
 
 /* Only what varies, and times: the rest is in the JSON. Columns that are empty throughout are left out. */
-static json_t *row_json(const struct moe_grid *g, const struct moe_variant *v, bool drops, bool pads)
+static json_t *row_json(const struct moe_grid *g, const struct moe_variant *v, bool drops, bool pads,
+                        bool sure)
 {
     json_t *row = json_object();
     for (int key = 0; key < MOE_VARY_COUNT; key++)
@@ -135,6 +136,10 @@ static json_t *row_json(const struct moe_grid *g, const struct moe_variant *v, b
     if (drops) json_object_set_new(row, "dropped_%", json_real(100 * share(v, v->kept.dropped)));
     if (pads) json_object_set_new(row, "padded_%", json_real(100 * share(v, v->kept.padded)));
     json_object_set_new(row, "step_us", json_integer(llround(moe_step_us(&v->r))));
+    if (sure)
+        json_object_set_new(row, "80_%",
+                            isnan(v->r.step_error) ? json_string("not known")
+                                                   : json_sprintf("+-%.0f %%", 100 * v->r.step_error));
     for (int p = 0; p < MOE_PARTS; p++)
         json_object_set_new(row, moe_parts[p].key, json_integer(llround(moe_part_us(&v->r, p))));
     return row;
@@ -143,12 +148,14 @@ static json_t *row_json(const struct moe_grid *g, const struct moe_variant *v, b
 static bool print_table(const struct moe_grid *g)
 {
     json_t *rows = json_array();
-    bool drops = false, pads = false;
+    bool drops = false, pads = false, sure = false;
     for (int i = 0; i < g->n_ok; i++) {
         drops |= ranked(g, i)->kept.dropped > 0;
         pads |= ranked(g, i)->kept.padded > 0;
+        sure |= !isnan(ranked(g, i)->r.step_error);
     }
-    for (int i = 0; i < g->n_ok; i++) json_array_append_new(rows, row_json(g, ranked(g, i), drops, pads));
+    for (int i = 0; i < g->n_ok; i++)
+        json_array_append_new(rows, row_json(g, ranked(g, i), drops, pads, sure));
     moe_print_rows(rows);
     return drops;
 }
@@ -172,6 +179,8 @@ static void print_why(const struct moe_grid *g, const char *what, const struct m
         puts(" is as fast");
         return;
     }
+    if (log(to_best(g, v)) < hypot(v->r.step_error, ranked(g, 0)->r.step_error))
+        printf(" may be as fast, by what is known of the errors;");
     printf(" takes %.2f times as long", to_best(g, v));
     print_time(loss.term_us[DROPPING] != 0 ? " for as many kept tokens, " : ", ", loss.us, true);
     printf("; what decides is %s", term_text(loss.most));

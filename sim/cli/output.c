@@ -10,6 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+json_t *moe_json_known(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
 json_t *moe_json_text(const char *text)
 {
     json_t *value = json_string(text);

@@ -2,6 +2,7 @@
 #include "sim/cli/cli.h"
 #include "sim/values.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +42,8 @@ int moe_predict(const struct moe_schedule *s, const struct moe_routing *r, const
 void moe_result_json(const struct moe_sim_result *r, json_t *object)
 {
     json_object_set_new(object, "step_us", json_real(moe_step_us(r)));
+    json_object_set_new(object, "step_low_us", moe_json_known(moe_step_us(r) * exp(-r->step_error)));
+    json_object_set_new(object, "step_high_us", moe_json_known(moe_step_us(r) * exp(r->step_error)));
     for (int p = 0; p < MOE_PARTS; p++)
         json_object_set_new(object, moe_parts[p].key, json_real(moe_part_us(r, p)));
     for (int c = 0; c < MOE_LINK_CLASS_COUNT; c++) {
@@ -94,6 +97,9 @@ static void print_text(struct moe_sim_result *r, const struct moe_input *in)
     printf("%s on %s\n", in->scenario->name, in->topology);
     moe_input_print(in);
     printf("\n%-20s %12.1f us  %.0f tokens/s\n", "step", step_us, 1e6 * per_us * (double)in->tokens);
+    if (!isnan(r->step_error))
+        printf("  80 %% of such steps  %12.1f to %.1f us\n", step_us * exp(-r->step_error),
+               step_us * exp(r->step_error));
     for (int p = 0; p < MOE_PARTS; p++)
         printf("  %-18s %12.1f us  %5.1f %%\n", moe_parts[p].text, moe_part_us(r, p),
                100 * per_us * moe_part_us(r, p));

@@ -413,6 +413,30 @@ static void test_rings_of_unequal_blocks(void **state)
     }
 }
 
+/* 8 us of kernels that may be 10 % off and 6 us of an all-to-all, 20 %: sqrt(0.8^2 + 1.2^2) of 15 us. Without
+ * one of the two it is not known. */
+static void test_interval(void **state)
+{
+    (void)state;
+    struct moe_topo t = node_of_4;
+    t.kernel_error = 0.1;
+    t.intra_error = 0.2;
+    for (int known = 2; known >= 0; known--) {
+        struct moe_builder b;
+        open_step(&b, 4);
+        alltoall(&b, "move", 0, 1000);
+        kernel(&b, "work", 1u << MOE_STREAM_COMM, 32000);
+        if (known < 2) *(known ? &t.kernel_error : &t.intra_error) = 0;
+        struct moe_sim_result out = run(&b, NULL, &t);
+        if (known == 2)
+            assert_near(out.step_error * (double)out.step / US,
+                        hypot(0.1 * out.compute_us, 0.2 * out.exposed_us));
+        assert_int_equal(isnan(out.step_error) != 0, known < 2);
+        moe_sim_free(&out);
+        t.kernel_error = 0.1;
+    }
+}
+
 /* Two nodes of two, 4000 B a pair: 4 pairs within nodes, 8 between; a NIC sends 8000 B in 80 us, 5 us
  * latency. */
 static void test_link_classes(void **state)
@@ -555,6 +579,7 @@ int main(void)
         cmocka_unit_test(test_allreduce),
         cmocka_unit_test(test_allreduce_over_nodes),
         cmocka_unit_test(test_rings_of_unequal_blocks),
+        cmocka_unit_test(test_interval),
         cmocka_unit_test(test_link_classes),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_missing_member),
