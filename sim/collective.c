@@ -52,8 +52,20 @@ static bool has_nccl(const struct moe_topo *t, const struct shape *s)
 
 /* ---- all-to-all ---- */
 
+/* How much longer a NIC is busy for what it receives. Before 2.12 NCCL had no PXN: each GPU sends to 8 of its
+ * far peers at a time, in an order of its own, so a NIC now has more and now fewer than 8 senders, and is not
+ * made up for what it missed: 1 / E min(1, X / 8), X binomial. (NVIDIA/nccl: 8 peers in a batch.) */
+static double collisions(const struct moe_topo *t, int far)
+{
+    enum { PXN = 21200, AT_A_TIME = 8 };
+    if (!t->nccl.release || t->nccl.release->number >= PXN || far <= AT_A_TIME) return 1;
+    double w = AT_A_TIME, p = w / far, mode = lgamma(far + 1) - lgamma(w + 1) - lgamma(far - w + 1);
+    mode = exp(mode + w * log(p) + (far - w) * log1p(-p));
+    return 1 / (1 - (1 - p) * mode);
+}
+
 static void add_pair(const struct moe_topo *t, const struct moe_moved *m, int from, int to, int after,
-                     struct moe_plan *out)
+                     double wire, struct moe_plan *out)
 {
     int a = m->rank[from], b = m->rank[to];
     struct moe_sent sent = {.from = a, .to = b, .after = after, .bytes = m->bytes[from * (int64_t)m->n + to]};
@@ -65,6 +77,7 @@ static void add_pair(const struct moe_topo *t, const struct moe_moved *m, int fr
         sent.wire = part.wire;
     } else {
         sent.delay_s = moe_topo_latency_s(t, a, b);
+        if (!near) sent.wire = wire;
     }
     moe_plan_add(out, sent);
 }
@@ -72,14 +85,16 @@ static void add_pair(const struct moe_topo *t, const struct moe_moved *m, int fr
 static void alltoall(const struct moe_topo *t, const struct moe_moved *m, struct moe_plan *out)
 {
     for (int from = 0; from < m->n; from++) {
-        int last = -1; /* in its node */
-        for (int far = 0; far <= 1; far++)
+        int last = -1, far = 0; /* last: in its node */
+        for (int to = 0; to < m->n; to++) far += node_of(t, m->rank[from]) != node_of(t, m->rank[to]);
+        double wire = collisions(t, far);
+        for (int pass = 0; pass <= 1; pass++)
             for (int i = 0; i < m->n; i++) {
                 int to = (from + i) % m->n;
                 bool is_far = node_of(t, m->rank[from]) != node_of(t, m->rank[to]);
-                if (is_far != far || !m->bytes[from * (int64_t)m->n + to]) continue;
-                add_pair(t, m, from, to, far && t->nccl.release ? last : -1, out);
-                if (!far) last = out->n - 1;
+                if (is_far != pass || !m->bytes[from * (int64_t)m->n + to]) continue;
+                add_pair(t, m, from, to, pass && t->nccl.release ? last : -1, wire, out);
+                if (!pass) last = out->n - 1;
             }
     }
 }
@@ -192,7 +207,7 @@ static double alltoall_s(const struct moe_topo *t, const struct shape *s, int64_
 {
     double b = (double)bytes, near = s->per_node - 1, far = s->n - s->per_node;
     double nic_Bps = t->nic_Bps * (double)t->nics_per_node / (double)t->gpus_per_node;
-    double far_s = far > 0 ? t->inter_latency_s + far * b / nic_Bps : 0;
+    double far_s = far > 0 ? t->inter_latency_s + far * b * collisions(t, (int)far) / nic_Bps : 0;
     double self_s = 2 * b / t->memory_Bps;
     if (!t->nccl.release || s->n == 1)
         return fmax(far_s, fmax(near > 0 ? t->intra_latency_s + near * b / t->intra_Bps : 0, self_s));
