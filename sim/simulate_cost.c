@@ -34,10 +34,34 @@ static double work_s(const struct moe_topo *t, double flops, double rate, double
     return t->cores ? t->call_s + arithmetic_s + memory_s : fmax(arithmetic_s, memory_s);
 }
 
-/* Seconds of an [m, k] x [k, n] product. */
-static double product_s(const struct moe_topo *t, enum moe_type type, double m, double n, double k)
+/* Does the topology know how products of this type are cut into tiles? */
+static bool has_tiles(const struct moe_topo *t, enum moe_type type)
 {
-    return work_s(t, 2 * m * n * k, matmul_flops(t, type), moe_type_bytes[type] * (m * k + k * n + m * n));
+    return t->gpu.n_sms && type == MOE_BF16;
+}
+
+/* Seconds of an [m, k] x [k, n] product. */
+static double product_s(const struct moe_topo *t, enum moe_type type, int64_t m, int64_t n, int64_t k)
+{
+    double M = (double)m, N = (double)n, K = (double)k;
+    if (has_tiles(t, type) && m && n && k)
+        return moe_gemm_s(&t->gpu, &t->gemm, m, n, k, moe_type_bytes[type]);
+    return work_s(t, 2 * M * N * K, matmul_flops(t, type), moe_type_bytes[type] * (M * K + K * N + M * N));
+}
+
+/* Products of a group: rows [groups] are known. */
+static double group_s(const struct moe_asked *asked, const struct moe_topo *t, int groups,
+                      const int64_t *rows, int64_t n, int64_t k)
+{
+    const struct moe_op *op = asked->op;
+    double total_s = 0;
+    if (has_tiles(t, op->type) && t->experts.launch_s > 0 && op->kernel == MOE_K_GROUPED_GEMM)
+        return t->gemm.launch_s +
+               moe_grouped_s(&t->gpu, &t->experts, groups, rows, NULL, n, k, moe_type_bytes[op->type]);
+    for (int g = 0; g < groups; g++)
+        if (rows[g] || op->kernel != MOE_K_GROUPED_GEMM) /* an empty expert is not even called */
+            total_s += product_s(t, op->type, rows[g], n, k);
+    return total_s;
 }
 
 static int products_s(const struct moe_asked *asked, const struct moe_topo *t, double *total_s)
@@ -46,21 +70,23 @@ static int products_s(const struct moe_asked *asked, const struct moe_topo *t, d
     bool grouped = moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
     int groups = grouped ? moe_symbol_count(asked->s, op->group, asked->rank) : 1;
     int64_t n = size_of(asked, op->dims[1], asked->rank, 0), k = size_of(asked, op->dims[2], asked->rank, 0);
-    *total_s = 0;
-    for (int g = 0; g < groups; g++) {
-        int64_t m = grouped ? known(asked, asked->rank,
-                                    asked->env.value(asked->env.ctx, op->group, asked->rank, asked->layer, g))
-                            : size_of(asked, op->dims[0], asked->rank, 0);
-        if (m < 0 || n < 0 || k < 0) return MOE_EVERDICT;
-        if (m == 0 && op->kernel == MOE_K_GROUPED_GEMM) continue; /* an empty expert is not even called */
-        *total_s += product_s(t, op->type, (double)m, (double)n, (double)k);
+    int64_t *rows = moe_alloc((size_t)groups, sizeof *rows);
+    bool is_known = n >= 0 && k >= 0;
+    for (int g = 0; g < groups && is_known; g++) {
+        rows[g] = grouped ? known(asked, asked->rank,
+                                  asked->env.value(asked->env.ctx, op->group, asked->rank, asked->layer, g))
+                          : size_of(asked, op->dims[0], asked->rank, 0);
+        is_known = rows[g] >= 0;
     }
-    return MOE_OK;
+    if (is_known && grouped) *total_s = group_s(asked, t, groups, rows, n, k);
+    if (is_known && !grouped) *total_s = product_s(t, op->type, rows[0], n, k);
+    free(rows);
+    return is_known ? MOE_OK : MOE_EVERDICT;
 }
 
 int moe_kernel_time(const struct moe_asked *asked, const struct moe_topo *t, moe_ps *out)
 {
-    double time_s;
+    double time_s = 0;
     if (asked->op->type == MOE_BF16 && !t->matmul_bfloat16_flops)
         return moe_fail(MOE_EINPUT,
                         "topology %s: gpu has no matmul_bfloat16, which the scenario's dtype needs", t->name);

@@ -19,9 +19,11 @@ const char *const moe_link_class_text[] = {MOE_LINK_CLASSES(X)};
 
 struct draft {
     struct moe_topo topo;
-    const struct moe_yaml *gpu, *intra, *inter, *host, *nccl;
+    const struct moe_yaml *gpu, *intra, *inter, *host, *nccl, *gemm, *experts;
     char version[MOE_NAME]; /* of the block nccl */
     int64_t arch, ring_channels;
+    int64_t sms; /* of the block gemm */
+    double shared_bytes;
     int links;
     const struct moe_yaml *fitted;
     const struct moe_yaml *source; /* of the block being read */
@@ -55,6 +57,8 @@ static const struct moe_key top_keys[] = {
     BLOCK(intra),
     BLOCK(inter),
     {"nccl", MOE_KEY_NODE, FIELD(nccl)},
+    {"gemm", MOE_KEY_NODE, FIELD(gemm)},
+    {"experts", MOE_KEY_NODE, FIELD(experts)},
     {"host", MOE_KEY_NODE, FIELD(host)},
 };
 static const struct moe_key gpu_keys[] = {
@@ -113,6 +117,23 @@ static const struct moe_key nccl_keys[] = {
     ERROR("ring_large", MOE_NCCL_RING, 2),
     {"fitted", MOE_KEY_NODE, FIELD(fitted)},
     BLOCK(source),
+};
+
+#define UNIT_OF(size) ((size) > 1 ? MOE_UNIT_BPS : (size) == 0.01 ? MOE_UNIT_SHARE : MOE_UNIT_SECONDS)
+#define GEMM_PARAM(member, key, unit_, size, start, least, most, rows)                                       \
+    {key, MOE_KEY_QUANTITY, FIELD(topo.gemm.member), .required = true, .unit = UNIT_OF(size)},
+#define EXPERTS_PARAM(member, key, unit_, size, start, least, most, rows)                                    \
+    {key, MOE_KEY_QUANTITY, FIELD(topo.experts.member), .required = true, .unit = UNIT_OF(size)},
+static const struct moe_key gemm_keys[] = {
+    {"sms", MOE_KEY_INT, FIELD(sms), .required = true, .min = 1, .max = 4096},
+    {"shared", MOE_KEY_QUANTITY, FIELD(shared_bytes), .required = true, .unit = MOE_UNIT_BYTES},
+    QUANTITY("peak", gpu.matmul_flops, FLOPS, 0),
+    QUANTITY("peak_memory", gpu.memory_Bps, BPS, 0),
+    QUANTITY("shared_rate", gpu.shared_Bps, BPS, 0),
+    MOE_GEMM_PARAMS(GEMM_PARAM) BLOCK(source),
+};
+static const struct moe_key experts_keys[] = {
+    MOE_GROUPED_PARAMS(EXPERTS_PARAM) BLOCK(source),
 };
 
 static int read_block(const struct moe_yaml *block, const struct moe_key *keys, size_t n, struct draft *d)
@@ -192,6 +213,12 @@ static int read_topo(const struct moe_yaml *root, struct draft *d)
     if (d->host) MOE_TRY(READ_BLOCK(d->host, host_keys));
     if (d->host) MOE_TRY(check_slice(d->host, &d->topo));
     if (d->nccl) MOE_TRY(read_nccl(d));
+    if (d->gemm) MOE_TRY(READ_BLOCK(d->gemm, gemm_keys));
+    d->topo.gpu.n_sms = (int)d->sms;
+    d->topo.gpu.shared_bytes = (int64_t)d->shared_bytes;
+    if (d->experts && !d->gemm)
+        return moe_fail(MOE_EINPUT, "%s:%d: experts needs a block gemm", d->experts->file, d->experts->line);
+    if (d->experts) MOE_TRY(READ_BLOCK(d->experts, experts_keys));
     bool shared = d->topo.intra_kind == MOE_INTRA_SHARED;
     if (shared != (d->topo.bus_Bps > 0))
         return moe_fail(MOE_EINPUT, "%s:%d: kind %s %s", d->intra->file, d->intra->line,
@@ -224,7 +251,7 @@ static int unknown_name(const char *folder, const char *name)
     return err;
 }
 
-static int find_file(const char *name, char path[PATH_MAX])
+int moe_topo_file(const char *name, char path[PATH_MAX])
 {
     const char *folder = getenv("MOESIM_TOPOLOGIES");
     if (!folder) folder = MOESIM_TOPOLOGIES_DIR;
@@ -241,7 +268,7 @@ int moe_topo_load(const char *name, struct moe_topo **out)
     struct draft d = {0};
     struct moe_yaml *root;
     *out = NULL;
-    MOE_TRY(find_file(name, path));
+    MOE_TRY(moe_topo_file(name, path));
     MOE_TRY(moe_yaml_load(path, &root));
     int err = read_topo(root, &d);
     moe_yaml_free(root);

@@ -5,35 +5,49 @@
  *
  *   name: dgx_h100
  *   gpus_per_node: 8
- *   gpu:    {matmul_float32: 54 TFLOP/s, matmul_float64: 54 TFLOP/s,
- *            matmul_bfloat16: 794 TFLOP/s, memory: 3 TB/s, launch: 4 us,
- *            host_sync: 10 us, source: ...}
- *   intra:  {kind: switch | shared, bandwidth: 370.8 GB/s, bus: 16 GB/s, latency: 8 us, source: ...}
- *   inter:  {nics_per_node: 8, bandwidth: 50 GB/s, latency: 15 us, source: ...}
- *   nccl:   {version: 2.27.7, arch: 90, ring_channels: 12, ring_channel: 30 GB/s, links: nvlink | pcie,
- *            ll_base: 4.7 us, ... (nccl.h), p2p_small: 8 %, ... ring_large: 10 %, fitted: ring/ll ...,
- * source: ...} host:   {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: ...}
+ *   gpu:     {matmul_float32: 54 TFLOP/s, matmul_float64: 54 TFLOP/s, matmul_bfloat16: 794 TFLOP/s,
+ *             memory: 3 TB/s, launch: 4 us, host_sync: 10 us, error: 15 %, source: ...}
+ *   intra:   {kind: switch | shared, bandwidth: 370.8 GB/s, bus: 16 GB/s, latency: 8 us, source: ...}
+ *   inter:   {nics_per_node: 8, bandwidth: 50 GB/s, latency: 15 us, source: ...}
+ *   nccl:    {version: 2.27.7, arch: 90, ring_channels: 12, ring_channel: 30 GB/s, links: nvlink | pcie,
+ *             ll_base: 4.7 us, ... (nccl.h), p2p_small: 8 %, ... ring_large: 10 %, fitted: ring/ll,
+ *             source: ...}
+ *   gemm:    {sms: 132, shared: 227 KiB, peak: 989 TFLOP/s, peak_memory: 3.35 TB/s, shared_rate: 33 TB/s,
+ *             launch: 2.5 us, ... (gemm.h), source: ...}
+ *   experts: {memory_share: 95 %, ... (gemm.h), source: ...}
+ *   host:    {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: ...}
  *
- * Optional: error, a percentage, in gpu, intra and inter: half of the interval that holds 80 % of
- * measurements. All other keys are required, bus with kind shared only, matmul_bfloat16 where it is used, but
- * for the blocks nccl and host; source says where the numbers of its block come from. nccl: how NCCL's
- * collectives do on one node. Parameters that are left out stand where a fit would start (moesim calibrate
- * writes them all); port takes the place of intra's bandwidth. Percentages are of its fit: half of the
- * interval that holds 80 % of measurements, by class and size (below 64 KiB, 2 MiB, the rest). host: the
- * ranks are processes that take turns of `slice` (1 us or more) on the `cores` of their node. Operations of a
- * rank run one after the other; a kernel needs a core, and so does a rank to leave a collective. A kernel
- * lasts `call` (for each of its products), and its products at matmul, its other arithmetic at scalar, its
- * bytes at memory, one after the other. Without host a rank is a GPU: a kernel is the slower of arithmetic
- * and memory. kind switch: each GPU has an up and a down link of `bandwidth` to a non-blocking switch
- * (NVSwitch). kind shared: these links end at the node's one bus of `bus` (a PCIe root), as do its NICs; what
- * enters or leaves a GPU crosses it once, whatever the direction. Between nodes a flow leaves by the NIC of
- * its source GPU (GPU g uses NIC g * nics / gpus_per_node), crosses a non-blocking fabric, and enters by the
- * NIC of its target GPU; with kind switch the NICs are next to their GPUs and such a flow does not load the
- * switch. */
+ * All keys are required but for error, bus (of kind shared only), matmul_bfloat16 where it is not used, and
+ * the blocks from nccl on; source says where the numbers of its block come from. error, in gpu, intra and
+ * inter: half of the interval that holds 80 % of measurements.
+ *
+ * kind switch: each GPU has an up and a down link of `bandwidth` to a non-blocking switch (NVSwitch).
+ *
+ * kind shared: these links end at the node's one bus of `bus` (a PCIe root), as do its NICs; what enters or
+ * leaves a GPU crosses it once, whatever the direction.
+ *
+ * Between nodes a flow leaves by the NIC of its source GPU (GPU g uses NIC g * nics / gpus_per_node), crosses
+ * a non-blocking fabric, and enters by the NIC of its target GPU; with kind switch the NICs are next to their
+ * GPUs and such a flow does not load the switch.
+ *
+ * nccl: how NCCL's collectives do on one node. Parameters that are left out stand where a fit would start
+ * (moesim calibrate writes them all); port takes the place of intra's bandwidth. Percentages are of its fit,
+ * as error, by class and size (below 64 KiB, 2 MiB, the rest).
+ *
+ * gemm: how long bfloat16 products take, by tiles and waves; experts: those of a group. Without them, and for
+ * other types, a kernel is the slower of its arithmetic and its memory.
+ *
+ * host: the ranks are processes that take turns of `slice` (1 us or more) on the `cores` of their node.
+ * Operations of a rank run one after the other; a kernel needs a core, and so does a rank to leave a
+ * collective. A kernel lasts `call` (for each of its products), and its products at matmul, its other
+ * arithmetic at scalar, its bytes at memory, one after the other. Without host a rank is a GPU. */
 #ifndef MOE_TOPOLOGY_H
 #define MOE_TOPOLOGY_H
 
+#include "sim/gemm.h"
 #include "sim/nccl.h"
+
+#include <limits.h>
 
 /* clang-format off */
 #define MOE_LINK_CLASSES(X) X(INTRA, "intra-node") X(BUS, "node bus") X(NIC, "inter-node")
@@ -64,6 +78,9 @@ struct moe_topo {
      * logarithm; 0: not known. In a node nccl says it itself. */
     double kernel_error, intra_error, inter_error;
     struct moe_nccl nccl;            /* without release: not set */
+    struct moe_gpu gpu;              /* without SMs: not set, nor are the next two */
+    struct moe_gemm gemm;            /* of bfloat16 products */
+    struct moe_grouped experts;      /* of those of a group; without launch: not set */
     int n_ranks, n_links;            /* set by moe_topo_build */
     double *link_Bps;                /* [n_links] */
     enum moe_link_class *link_class; /* [n_links] */
@@ -75,6 +92,7 @@ enum { MOE_PATH_MAX = 6 };
  * (default: the folder set at configure time). Errors: MOE_EINPUT "file:line: ..."; an unknown name lists the
  * nearest. */
 int moe_topo_load(const char *name, struct moe_topo **out);
+int moe_topo_file(const char *name, char path[PATH_MAX]); /* which file that is; it need not be there */
 void moe_topo_free(struct moe_topo *t);
 
 /* Lays out the links for n_ranks ranks, whatever was laid out before; the last node may be partly filled.

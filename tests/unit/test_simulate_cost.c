@@ -23,7 +23,8 @@ static void open_step(struct moe_builder *b)
 }
 
 /* Time of the last operation, after those before have run. */
-static void expect_us(struct moe_builder *b, const struct moe_routing *r, int us)
+static void expect_s(struct moe_builder *b, const struct moe_routing *r, const struct moe_topo *t,
+                     double expected_s)
 {
     struct moe_schedule *s = moe_builder_close(b);
     struct moe_values *v = moe_values_new(s, r);
@@ -31,10 +32,15 @@ static void expect_us(struct moe_builder *b, const struct moe_routing *r, int us
     for (int o = 0; o < block->n_ops - 1; o++) moe_values_kernel(v, &block->ops[o], 0, 0);
     moe_ps time;
     struct moe_asked asked = {s, moe_values_device(v), block, &block->ops[block->n_ops - 1], 0, 0};
-    assert_int_equal(moe_kernel_time(&asked, &machine, &time), MOE_OK);
-    assert_int_equal(time, us * INT64_C(1000000));
+    assert_int_equal(moe_kernel_time(&asked, t, &time), MOE_OK);
+    assert_int_equal(time, moe_time(expected_s, 1));
     moe_values_free(v);
     moe_schedule_free(s);
+}
+
+static void expect_us(struct moe_builder *b, const struct moe_routing *r, int us)
+{
+    expect_s(b, r, &machine, us * 1e-6);
 }
 
 /* 8000 B take 2 us; 5 * 10^6 FLOP beside them 5 us in float32, 10 us in float64, and 10^6 make no difference.
@@ -101,12 +107,57 @@ static void test_grouped_product(void **state)
     moe_routing_free(r);
 }
 
+/* A GPU whose tiles are known: bfloat16 products, alone and of a group, are those of gemm.h; gradients of
+ * weights are one product an expert; float32 and memory stay as they are. */
+static void test_tiles(void **state)
+{
+    (void)state;
+    static const struct moe_gpu gpu = {132, 227 << 10, 989e12, 3.35e12, 33e12};
+    struct moe_topo t = machine;
+    t.gpu = gpu;
+    t.gemm = (struct moe_gemm){2.5e-6, 1e-7, 0.9, 0.85, 20e12, 3e-6, 5e12, 4e12};
+    t.experts = (struct moe_grouped){20e-6, 0.95, 0.9, 0.2, 15e-6, 1e-8};
+    const int64_t rows[3] = {0, 300, 3000};
+    double alone_s[3];
+    for (int i = 0; i < 3; i++) alone_s[i] = rows[i] ? moe_gemm_s(&gpu, &t.gemm, rows[i], 512, 1024, 2) : 0;
+    const struct {
+        enum moe_kernel kernel;
+        enum moe_type type;
+        double s;
+    } cases[] = {
+        {MOE_K_GEMM, MOE_BF16, alone_s[2]},
+        {MOE_K_GROUPED_GEMM, MOE_BF16, 2.5e-6 + moe_grouped_s(&gpu, &t.experts, 3, rows, NULL, 512, 1024, 2)},
+        {MOE_K_GROUPED_WGRAD, MOE_BF16, alone_s[1] + alone_s[2] + 2 * 512 * 1024 / 4e9},
+        {MOE_K_GEMM, MOE_F32, 4.0 * (3000 * 1024 + 1024 * 512 + 3000 * 512) / 4e9},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct moe_routing *r = moe_routing_new(1, 1, 3, 1);
+        for (int g = 0; g < 3; g++) r->counts[g] = (int32_t)rows[g];
+        struct moe_builder b;
+        open_step(&b);
+        int n = moe_const(&b, 512), k = moe_const(&b, 1024), e = moe_const(&b, 3), m = moe_const(&b, 3000);
+        struct moe_ref counts = moe_ref(moe_new_buffer(&b, "counts", MOE_BUF_COUNTS, MOE_I64, 1, e));
+        struct moe_symbol y = {.scope = MOE_SCOPE_EXPERT, .comm = -1, .rows = 1, .cols = 3};
+        int group = moe_new_symbol(&b, "rows", counts.buffer, false, y);
+        moe_emit(&b, (struct moe_op){.kernel = MOE_K_TOPK, .bytes = moe_const(&b, 0), MOE_WRITES(counts)});
+        struct moe_op op = {.kernel = cases[i].kernel, .type = cases[i].type, .group = group};
+        op.n_dims = 3;
+        op.dims[0] = op.kernel == MOE_K_GEMM ? m : e;
+        op.dims[1] = n;
+        op.dims[2] = k;
+        moe_emit(&b, op);
+        expect_s(&b, r, &t, cases[i].s);
+        moe_routing_free(r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_product),
         cmocka_unit_test(test_grouped_product),
+        cmocka_unit_test(test_tiles),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
