@@ -120,22 +120,37 @@ static int passes(enum moe_collective kind)
     return kind == MOE_ALLREDUCE ? 2 : 1;
 }
 
-/* Latencies of all steps, one after the other. */
-static double steps_s(const struct moe_topo *t, enum moe_collective kind, const struct shape *s)
+/* What comes before the bytes of a ring, and how many bytes are on the wire for one. */
+struct steps {
+    double latency_s, wire;
+};
+
+/* Latencies of all steps, one after the other; over several nodes with NCCL those of what it runs: of a tree,
+ * or of PAT, fewer than there are members. What these move over the links is as much as a ring does. */
+static struct steps steps_of(const struct moe_topo *t, const struct moe_nccl_case *c, const struct shape *s)
 {
-    return passes(kind) * ((s->n - s->nodes) * t->intra_latency_s + (s->nodes - 1) * t->inter_latency_s);
+    double node_Bps = t->nic_Bps * (double)t->nics_per_node;
+    if (t->nccl.release && s->nodes > 1 && s->n % s->nodes == 0) {
+        struct moe_nccl_far far = moe_nccl_far(&t->nccl, c, s->nodes, node_Bps);
+        return (struct steps){far.latency_s, far.wire};
+    }
+    double once_s = (s->n - s->nodes) * t->intra_latency_s + (s->nodes - 1) * t->inter_latency_s;
+    return (struct steps){passes(c->kind) * once_s, 1};
 }
 
 static void rings(const struct moe_topo *t, const struct moe_moved *m, const struct shape *s, int64_t all,
                   struct moe_plan *out)
 {
+    struct moe_nccl_case c = case_of(m, all);
+    struct steps steps = steps_of(t, &c, s);
     for (int ring = 0; ring < s->rings; ring++)
         for (int place = 0; place < s->n; place++) {
             int i = member_at(s, ring, place), next = member_at(s, ring, place + 1);
             int64_t bytes = handed_on(m, all, i, next);
             struct moe_sent sent = {.from = m->rank[i], .to = m->rank[next], .after = -1};
             sent.bytes = bytes * (ring + 1) / s->rings - bytes * ring / s->rings;
-            sent.delay_s = steps_s(t, m->kind, s);
+            sent.delay_s = steps.latency_s;
+            sent.wire = steps.wire;
             if (sent.bytes) moe_plan_add(out, sent);
         }
 }
@@ -224,14 +239,14 @@ double moe_collective_s(const struct moe_topo *t, enum moe_collective kind, int 
     if (kind == MOE_ALLTOALL) return alltoall_s(t, &s, bytes);
     if (n < 2 || !bytes) return 0;
     double all = (double)bytes * (kind == MOE_ALLREDUCE ? 1 : n);
-    if (has_nccl(t, &s)) {
-        struct moe_nccl_case c = {kind, n, (int64_t)all, type_bytes, is_float};
-        return moe_nccl_s(&t->nccl, &c);
-    }
+    struct moe_nccl_case c = {kind, n, (int64_t)all, type_bytes, is_float};
+    if (has_nccl(t, &s)) return moe_nccl_s(&t->nccl, &c);
+    struct steps steps = steps_of(t, &c, &s);
     if (nodes > 1) s.rings = (int)(per_node < t->nics_per_node ? per_node : t->nics_per_node);
-    double sent = passes(kind) * all * (n - 1) / n, far_s = nodes > 1 ? sent / s.rings / t->nic_Bps : 0;
+    double sent = steps.wire * passes(kind) * all * (n - 1) / n,
+           far_s = nodes > 1 ? sent / s.rings / t->nic_Bps : 0;
     /* Of a node's rings all but one cross any link in it, where the GPU is not the last of its node. */
     double near = nodes > 1 ? (double)(per_node - 1) / per_node : 1;
     if (nodes > 1 && s.rings < per_node) near = 1;
-    return steps_s(t, kind, &s) + fmax(per_node > 1 ? near * sent / t->intra_Bps : 0, far_s);
+    return steps.latency_s + fmax(per_node > 1 ? near * sent / t->intra_Bps : 0, far_s);
 }

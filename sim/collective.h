@@ -11,8 +11,10 @@
  * In a ring every block is cut so finely that all links are busy from start to end, so a member's part is one
  * flow. Over several nodes there are as many rings as a node has NICs, each with a share of every block, and
  * each turned so that every NIC is crossed by one of them.
- * Machines whose topology has a block `nccl` take the latencies and rates of nccl.h on one node; else a flow
- * takes its path's latency, once or for each step of a ring, and what the links allow. */
+ * Machines whose topology has a block `nccl` take the latencies and rates of nccl.h on one node; over
+ * several, the latency and protocol of what NCCL runs there (ring, tree, PAT), and what the links allow,
+ * which is as much for each of them. Else a flow takes its path's latency, once or for each step of a ring.
+ */
 #ifndef MOE_COLLECTIVE_H
 #define MOE_COLLECTIVE_H
 

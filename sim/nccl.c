@@ -52,33 +52,52 @@ static double nvls_rate(const struct moe_nccl *p, double usable_Bps, int ranks)
     return *rate * 1e9;
 }
 
-/* What NCCL runs, as it chooses it. */
-static void choose(const struct moe_nccl *p, const struct moe_nccl_case *c, struct moe_nccl_ring *out)
+/* What NCCL runs, as it chooses it. node_Bps: of a node's NICs. Result: its latency by NCCL's constants. */
+static double choose(const struct moe_nccl *p, const struct moe_nccl_case *c, int nodes, double node_Bps,
+                     enum moe_algorithm *algorithm, enum moe_protocol *protocol)
 {
     struct moe_nccl_release release = *p->release;
-    double limit[MOE_NCCL_ARCHS][MOE_NCCL_SCALES];
+    double limit[MOE_NCCL_ARCHS][MOE_NCCL_SCALES], latency_s = 0, rate_Bps;
     struct moe_nccl_graph ring = {p->ring_channels, p->ring_Bps, p->ring_Bps}, nvls = {0};
+    if (nodes > 1) ring.inter_Bps = fmin(p->ring_Bps, node_Bps / p->ring_channels);
     /* Without registered buffers NCCL takes NVLS for all-reduce alone; two GPUs have nothing to add up there.
      */
-    if (p->arch >= 90 && c->is_float && c->ranks > 2 && c->kind == MOE_ALLREDUCE)
+    if (nodes == 1 && p->arch >= 90 && c->is_float && c->ranks > 2 && c->kind == MOE_ALLREDUCE)
         nvls = (struct moe_nccl_graph){
             .channels = c->ranks,
             .intra_Bps = nvls_rate(p, p->ring_channels * p->ring_Bps, c->ranks),
             .inter_Bps = INFINITY, /* there is no other node */
         };
     if (p->ll128_most_Bps > 0) {
-        for (int arch = 0; arch < MOE_NCCL_ARCHS; arch++) limit[arch][0] = p->ll128_most_Bps / 1e9;
+        for (int arch = 0; arch < MOE_NCCL_ARCHS; arch++)
+            for (int scale = 0; scale < MOE_NCCL_SCALES; scale++)
+                limit[arch][scale] = p->ll128_most_Bps / 1e9;
         release.ring_ll128 = (const double(*)[MOE_NCCL_SCALES])limit;
     }
     struct moe_nccl_machine machine = {.release = &release,
                                        .arch = p->arch,
-                                       .nodes = 1,
-                                       .ranks_per_node = c->ranks,
+                                       .nodes = nodes,
+                                       .ranks_per_node = c->ranks / nodes,
                                        .ring = ring,
                                        .tree = ring,
                                        .nvls = nvls,
-                                       .nvlink = p->nvlink};
-    moe_nccl_choose(&machine, c->kind, c->bytes, &out->algorithm, &out->protocol);
+                                       .nvlink = p->nvlink,
+                                       .near_nic = true};
+    *algorithm = MOE_ALGORITHM_RING;
+    *protocol = MOE_PROTOCOL_SIMPLE;
+    moe_nccl_choose(&machine, c->kind, c->bytes, algorithm, protocol);
+    moe_nccl_estimate(&machine, c->kind, *algorithm, *protocol, &latency_s, &rate_Bps);
+    return latency_s;
+}
+
+struct moe_nccl_far moe_nccl_far(const struct moe_nccl *p, const struct moe_nccl_case *c, int nodes,
+                                 double node_Bps)
+{
+    struct moe_nccl_far out = {.wire = 1};
+    out.latency_s = choose(p, c, nodes, node_Bps, &out.algorithm, &out.protocol);
+    if (out.protocol == MOE_PROTOCOL_LL) out.wire = ll_wire;
+    if (out.protocol == MOE_PROTOCOL_LL128) out.wire = ll128_wire;
+    return out;
 }
 
 static double hop_s(const struct moe_nccl *p, enum moe_protocol protocol)
@@ -145,10 +164,10 @@ static void chunks(const struct moe_nccl *p, const struct moe_nccl_case *c, int 
 
 struct moe_nccl_ring moe_nccl_ring(const struct moe_nccl *p, const struct moe_nccl_case *c)
 {
-    struct moe_nccl_ring out = {.algorithm = MOE_ALGORITHM_RING, .protocol = MOE_PROTOCOL_SIMPLE};
+    struct moe_nccl_ring out = {0};
     int n = c->ranks, adds = c->kind == MOE_ALLGATHER ? 0 : n - 1;
     int steps = c->kind == MOE_ALLREDUCE ? 2 * (n - 1) : n - 1;
-    choose(p, c, &out);
+    choose(p, c, 1, 0, &out.algorithm, &out.protocol);
     if (out.algorithm == MOE_ALGORITHM_NVLS)
         nvls(p, c, &out);
     else if (out.protocol == MOE_PROTOCOL_SIMPLE)

@@ -94,6 +94,16 @@ struct moe_nccl_ring moe_nccl_ring(const struct moe_nccl *p, const struct moe_nc
 /* `bytes` from one of `ranks` to another; itself: the port is not used. */
 struct moe_nccl_part moe_nccl_pair(const struct moe_nccl *p, int ranks, int64_t bytes, bool itself);
 
+/* Over several nodes: what NCCL runs, its latency by NCCL's own constants, and bytes on the wire for one. */
+struct moe_nccl_far {
+    enum moe_algorithm algorithm;
+    enum moe_protocol protocol;
+    double latency_s, wire;
+};
+/* node_Bps: of all NICs of a node, one direction; c->ranks: in all. */
+struct moe_nccl_far moe_nccl_far(const struct moe_nccl *p, const struct moe_nccl_case *c, int nodes,
+                                 double node_Bps);
+
 /* Half of the interval that holds 80 % of measurements, as a logarithm; 0: not known. */
 double moe_nccl_error(const struct moe_nccl *p, const struct moe_nccl_case *c);
 unsigned moe_nccl_bit(const struct moe_nccl *p, const struct moe_nccl_case *c); /* 0: point to point */
