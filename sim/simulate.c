@@ -486,11 +486,21 @@ static void make_ranks(struct sim *sim)
 
 /* Errors of one kind go the same way, those of kernels and collectives their own; of these only the exposed
  * part is seen. */
-static double step_error(const struct moe_sim_result *out, double comm_error_us, double kernel_error)
+static double step_error(const struct moe_sim_result *out, double comm_error_us, double kernels_error)
 {
     double comm_us = out->comm_us > 0 ? comm_error_us / out->comm_us * out->exposed_us : 0;
-    double kernels_us = out->compute_us > 0 ? out->compute_us * (kernel_error > 0 ? kernel_error : NAN) : 0;
+    double kernels_us = out->compute_us > 0 ? out->compute_us * (kernels_error > 0 ? kernels_error : NAN) : 0;
     return out->step ? hypot(comm_us, kernels_us) / ((double)out->step * 1e-6) : 0;
+}
+
+/* How far off kernels may be; 0: not known. */
+static double kernel_error(const struct sim *sim)
+{
+    for (int i = 0; i < sim->s->n_roles; i++)
+        for (int b = 0; b < sim->s->roles[i].n_blocks; b++)
+            for (int o = 0; o < sim->s->roles[i].blocks[b].n_ops; o++)
+                if (sim->s->roles[i].blocks[b].ops[o].type == MOE_BF16) return sim->topo->gemm_error;
+    return sim->topo->kernel_error;
 }
 
 static void make_result(struct sim *sim)
@@ -515,7 +525,7 @@ static void make_result(struct sim *sim)
         if (out->rows[i].kind == MOE_COLLECTIVE) out->comm_us += out->rows[i].own_us;
         error_us += out->rows[i].error_us;
     }
-    out->step_error = step_error(out, error_us, sim->topo->kernel_error);
+    out->step_error = step_error(out, error_us, kernel_error(sim));
     memcpy(out->bytes, sim->net.bytes, sizeof out->bytes);
 }
 

@@ -130,7 +130,8 @@ static const struct moe_key gemm_keys[] = {
     QUANTITY("peak", gpu.matmul_flops, FLOPS, 0),
     QUANTITY("peak_memory", gpu.memory_Bps, BPS, 0),
     QUANTITY("shared_rate", gpu.shared_Bps, BPS, 0),
-    MOE_GEMM_PARAMS(GEMM_PARAM) BLOCK(source),
+    MOE_GEMM_PARAMS(GEMM_PARAM) ERROR_OF(gemm_error),
+    BLOCK(source),
 };
 static const struct moe_key experts_keys[] = {
     MOE_GROUPED_PARAMS(EXPERTS_PARAM) BLOCK(source),

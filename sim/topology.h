@@ -18,8 +18,8 @@
  *   host:    {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: ...}
  *
  * All keys are required but for error, bus (of kind shared only), matmul_bfloat16 where it is not used, and
- * the blocks from nccl on; source says where the numbers of its block come from. error, in gpu, intra and
- * inter: half of the interval that holds 80 % of measurements.
+ * the blocks from nccl on; source says where the numbers of its block come from. error, in gpu, gemm,
+ * intra and inter: half of the interval that holds 80 % of measurements.
  *
  * kind switch: each GPU has an up and a down link of `bandwidth` to a non-blocking switch (NVSwitch).
  *
@@ -77,6 +77,7 @@ struct moe_topo {
     /* How far off kernels, and collectives in and between nodes, may be with 80 % probability, as a
      * logarithm; 0: not known. In a node nccl says it itself. */
     double kernel_error, intra_error, inter_error;
+    double gemm_error;               /* of kernels, where bfloat16 is what is multiplied */
     struct moe_nccl nccl;            /* without release: not set */
     struct moe_gpu gpu;              /* without SMs: not set, nor are the next two */
     struct moe_gemm gemm;            /* of bfloat16 products */
