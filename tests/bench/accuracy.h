@@ -1,0 +1,80 @@
+/* accuracy - how far predictions are from what others measured: parts of the program bench_accuracy.
+ *
+ * A part reads rows of a file, fits a model to some of them (sim/regress.h), predicts others, gives each of
+ * those to accuracy_row, and asks for lines that sum them up. What is read is $MOESIM_DATA/measured/FILE; a
+ * file that is not there ends the program with exit code 4, one that is wrong with 3 and its line. */
+#ifndef MOE_ACCURACY_H
+#define MOE_ACCURACY_H
+
+#include "sim/base.h"
+
+#include <stdio.h>
+
+/* clang-format off */
+/*        name (function accuracy_NAME)  what it predicts */
+#define ACCURACY_PARTS(X) \
+        X(deepep_h800,      "DeepEP on 4 and 8 nodes from 1 and 2") \
+        X(deepep_h100_sms,  "DeepEP on 2 nodes with 8, 16 and 20 SMs from 4, 12 and 24") \
+        X(deepep_node,      "DeepEP on 1 node: other sizes, experts and SMs") \
+        X(deepep_lowlatency,"DeepEP low latency on 2 nodes from 1 and every other size; on 8 nodes") \
+        X(nvlink_gb200,     "one- and two-sided kernels in NVL72, 16 ranks from 2, 4 and 8") \
+        X(custom_gb200,     "NCCL's all-to-all with 4 CTAs in NVL72, 32 and 64 GPUs from 8") \
+        X(pplx,             "NCCL's all-to-all of padded buffers, 4 to 16 nodes from 1 and 2") \
+        X(tutel,            "NCCL 2.10's all-to-all, 8 and 32 nodes from 2") \
+        X(clusters,         "all-reduce on 8 nodes, nothing fitted") \
+        X(gemm_h100,        "dense products, half of the shapes from the other half") \
+        X(gemm_a100,        "dense products, half of the shapes from the other half") \
+        X(experts_h100,     "experts with balanced rows, half of the shapes from the other half") \
+        X(skew_h100,        "slowdown of experts by a power law, over 1,024 tokens, in points")
+/* clang-format on */
+
+/* One predicted row. */
+struct accuracy_point {
+    char machine[MOE_NAME], op[MOE_NAME], band[MOE_NAME];
+    double error; /* predicted / measured - 1 */
+    bool inside;  /* of the interval */
+};
+
+struct accuracy {
+    FILE *csv; /* of all rows, NULL: none is written */
+    int n, cap, n_missed;
+    struct accuracy_point *point; /* [n] of this part */
+};
+
+#define X(name, text) void accuracy_##name(struct accuracy *a);
+ACCURACY_PARTS(X)
+#undef X
+
+/* A row that was not fitted. bytes: of one rank's message, as the model takes them, 0: none. band: "small",
+ * "64+ tokens": what the lines tell apart. low, high: the interval in which 80 % of measurements should be.
+ */
+void accuracy_row(struct accuracy *a, const char *machine, const char *op, const char *dtype, int ranks,
+                  int64_t bytes, const char *band, double measured_s, double predicted_s, double low_s,
+                  double high_s);
+
+/* Prints how the rows so far of this part do, of one machine, op and band (NULL: of all): their number,
+ * median and 90th percentile of |error|, share in the interval, beside the most that the median may be
+ * (percent; 0: no bar). A median above it, or no row at all, is a miss, and in the end exit code 5. */
+void accuracy_line(struct accuracy *a, const char *machine, const char *op, const char *band, double bar);
+
+/* Prints moe_error() and ends the program with the code of err. */
+_Noreturn void accuracy_stop(int err);
+
+/* The q-quantile (0 to 1) of value [n], n > 0, between neighbours by their distance. */
+double accuracy_quantile(const double *value, int n, double q);
+
+/* A file of comma-separated values: lines that begin with '#' are notes, the first other names the columns.
+ * Fields may be "quoted, with ""quotes""". */
+struct accuracy_csv {
+    char *path, *text;
+    int n_columns, n_rows, cap_cells, cap_lines;
+    char **cell; /* [1 + n_rows, n_columns], the names first */
+    int *line;   /* [1 + n_rows] */
+};
+
+struct accuracy_csv *accuracy_csv_read(const char *file);
+void accuracy_csv_free(struct accuracy_csv *csv);
+const char *accuracy_csv_text(const struct accuracy_csv *csv, int row, const char *column);
+double accuracy_csv_number(const struct accuracy_csv *csv, int row, const char *column);
+
+#endif

@@ -1,0 +1,182 @@
+/* accuracy_nodes.c - NCCL's all-to-all over several nodes, as the simulator plans it (sim/collective.h): the
+ * part in the nodes, then the part between them.
+ *
+ * In the nodes a GPU has the numbers that calibrate found for its kind (topologies/). Fitted are those of the
+ * network: two bytes of data can tell two of them, so what is not fitted is the data sheet's.
+ *   pplx   perplexityai/pplx-kernels' baseline: every EP size moves the same padded buffer, 256 experts x
+ * tokens x (7168 FP8 + 56 scales of 4 B). Fitted to EP 8 and 16: port, NIC, latency between nodes. tutel
+ * A100, NCCL 2.10, no PXN (collisions in sim/collective.c, whose form was chosen with the rows of 64 and 256
+ * in view). 4 all-to-alls of 65,536 tokens x top-2 x 4,096 float32: assumed, the paper does not say the type.
+ * Fitted to 16 GPUs: the NIC. */
+#include "sim/collective.h"
+#include "sim/regress.h"
+#include "tests/bench/accuracy.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PORT, NIC, LATENCY, PARAMS };
+enum { MOST_ROWS = 16 };
+
+struct row {
+    int ranks;
+    int64_t pair_bytes;
+    double time_s, repeat; /* repeat: relative standard deviation, 0: not said */
+    int tokens;
+};
+
+struct nodes {
+    struct moe_topo *topo;
+    double repeats; /* all-to-alls in a time */
+    int n;
+    struct row row[MOST_ROWS];
+};
+
+static void set(struct moe_topo *t, const double *param)
+{
+    t->intra_Bps = t->nccl.port_Bps = param[PORT];
+    t->nic_Bps = param[NIC];
+    t->inter_latency_s = param[LATENCY];
+}
+
+static void predict(void *ctx, const double *param, double *out)
+{
+    struct nodes *x = ctx;
+    set(x->topo, param);
+    for (int i = 0; i < x->n; i++)
+        out[i] = x->repeats *
+                 moe_collective_s(x->topo, MOE_ALLTOALL, x->row[i].ranks, x->row[i].pair_bytes, 1, false);
+}
+
+static double simulated_s(struct moe_topo *t, enum moe_collective kind, int n, int64_t block)
+{
+    struct moe_plan plan = {0};
+    int *rank = moe_alloc((size_t)n, sizeof *rank);
+    int64_t *bytes = moe_alloc((size_t)n * (size_t)n, sizeof *bytes);
+    for (int i = 0; i < n; i++) rank[i] = i;
+    for (int i = 0; i < n * n; i++) bytes[i] = block;
+    moe_topo_build(t, n);
+    moe_collective_plan(t, &(struct moe_moved){kind, n, rank, bytes, 4, true}, &plan);
+    double time_s = (double)moe_plan_time(t, &plan) * 1e-12;
+    free(plan.flow);
+    free(rank);
+    free(bytes);
+    return time_s;
+}
+
+/* Fits the params from `first` to `last` to the rows of at most 16 ranks, predicts the others. A row twice as
+ * far away may be 7 % further off: the 80 % quantile of what the GB200 rows of nvlink_gb200 err by for each
+ * doubling beyond their fit. */
+static void fit_and_predict(struct accuracy *a, struct nodes *x, const double *start, int first, int last,
+                            const char *machine)
+{
+    static const double farther = 0.101; /* a factor of e */
+    double least[PARAMS], most[PARAMS], param[PARAMS], measured[MOST_ROWS];
+    bool skip[MOST_ROWS] = {false};
+    for (int p = 0; p < PARAMS; p++) {
+        bool fitted = p >= first && p <= last;
+        least[p] = fitted ? start[p] / 30 : start[p];
+        most[p] = fitted ? start[p] * 30 : start[p];
+    }
+    for (int i = 0; i < x->n; i++) {
+        measured[i] = x->row[i].time_s;
+        skip[i] = x->row[i].ranks > 16;
+    }
+    struct moe_regress r = {.n_rows = x->n,
+                            .n_params = PARAMS,
+                            .measured = measured,
+                            .start = start,
+                            .least = least,
+                            .most = most,
+                            .predict = predict,
+                            .ctx = x};
+    moe_regress_fit(&r, skip, param);
+    set(x->topo, param);
+    printf("%s: port %.1f GB/s, NIC %.2f GB/s, latency %.1f us\n", machine, param[PORT] / 1e9,
+           param[NIC] / 1e9, param[LATENCY] * 1e6);
+    for (int i = 0; i < x->n; i++) {
+        const struct row *row = &x->row[i];
+        double squares = 0;
+        int n = 0;
+        char band[MOE_NAME];
+        if (row->ranks <= 16) continue;
+        for (int j = 0; j < x->n; j++)
+            if (skip[j] == false && x->row[j].tokens == row->tokens)
+                squares += x->row[j].repeat * x->row[j].repeat, n++;
+        double half = hypot(farther * log(row->ranks / 16.0), 1.2816 * sqrt(squares / (n ? n : 1)));
+        double time_s = x->repeats * simulated_s(x->topo, MOE_ALLTOALL, row->ranks, row->pair_bytes);
+        snprintf(band, sizeof band, "%d ranks", row->ranks);
+        accuracy_row(a, machine, "alltoall", "", row->ranks, row->pair_bytes * row->ranks, band, row->time_s,
+                     time_s, time_s * exp(-half), time_s * exp(half));
+    }
+    for (int ranks = 32; ranks <= 256; ranks *= 2) {
+        char band[MOE_NAME];
+        bool there = false;
+        for (int i = 0; i < x->n; i++) there |= x->row[i].ranks == ranks;
+        snprintf(band, sizeof band, "%d ranks", ranks);
+        if (there) accuracy_line(a, machine, "alltoall", band, 25);
+    }
+}
+
+static struct moe_topo *load(const char *name)
+{
+    struct moe_topo *t;
+    if (moe_topo_load(name, &t) < 0) moe_bug(__FILE__, __LINE__, moe_error());
+    moe_assert(t->nccl.release);
+    t->nics_per_node = 8;
+    return t;
+}
+
+void accuracy_pplx(struct accuracy *a)
+{
+    struct accuracy_csv *csv = accuracy_csv_read("pplx_kernels.csv");
+    struct nodes x = {.topo = load("h100_sxm"), .repeats = 1};
+    for (int i = 0; i < csv->n_rows && x.n < MOST_ROWS; i++) {
+        struct row *r = &x.row[x.n];
+        if (strcmp(accuracy_csv_text(csv, i, "impl"), "Torch AtA") != 0) continue;
+        r->ranks = (int)accuracy_csv_number(csv, i, "ep");
+        r->tokens = (int)accuracy_csv_number(csv, i, "tokens_per_gpu");
+        r->pair_bytes = 256 * (int64_t)r->tokens * (7168 + 4 * 56) / r->ranks;
+        r->time_s = accuracy_csv_number(csv, i, "time_us") * 1e-6;
+        r->repeat = accuracy_csv_number(csv, i, "std_us") * 1e-6 / r->time_s;
+        x.n++;
+    }
+    fit_and_predict(a, &x, (double[]){x.topo->nccl.port_Bps, 50e9, 30e-6}, PORT, LATENCY, "pplx");
+    moe_topo_free(x.topo);
+    accuracy_csv_free(csv);
+}
+
+void accuracy_tutel(struct accuracy *a)
+{
+    struct accuracy_csv *csv = accuracy_csv_read("tutel_a2a_overhead.csv");
+    struct nodes x = {.topo = load("a100_sxm"), .repeats = 4};
+    x.topo->nccl.release = moe_nccl_release("2.10.3");
+    for (int i = 0; i < csv->n_rows && x.n < MOST_ROWS; i++) {
+        struct row *r = &x.row[x.n++];
+        r->ranks = (int)accuracy_csv_number(csv, i, "gpus");
+        r->pair_bytes = INT64_C(65536) * 2 * 4096 * 4 / r->ranks;
+        r->time_s = accuracy_csv_number(csv, i, "a2a_ms") * 1e-3;
+    }
+    fit_and_predict(a, &x, (double[]){x.topo->nccl.port_Bps, 25e9, 20e-6}, NIC, NIC, "tutel");
+    moe_topo_free(x.topo);
+    accuracy_csv_free(csv);
+}
+
+void accuracy_clusters(struct accuracy *a)
+{
+    struct accuracy_csv *csv = accuracy_csv_read("nccltests_coreweave_h100_gb200.csv");
+    struct moe_topo *t = load("h100_sxm");
+    t->nic_Bps = 50e9;
+    for (int i = 0; i < csv->n_rows; i++) {
+        int ranks = (int)accuracy_csv_number(csv, i, "gpus");
+        int64_t bytes = (int64_t)accuracy_csv_number(csv, i, "bytes");
+        if (strncmp(accuracy_csv_text(csv, i, "machine"), "8x8 H100", 8) != 0) continue;
+        double time_s = simulated_s(t, MOE_ALLREDUCE, ranks, bytes);
+        accuracy_row(a, "h100 x 64", "allreduce", accuracy_csv_text(csv, i, "dtype"), ranks, bytes, "all",
+                     accuracy_csv_number(csv, i, "oop_time_us") * 1e-6, time_s, time_s, time_s);
+    }
+    accuracy_line(a, "h100 x 64", "allreduce", NULL, 0);
+    moe_topo_free(t);
+    accuracy_csv_free(csv);
+}
