@@ -11,6 +11,7 @@
 struct moe_nccl_row {
     struct moe_nccl_case c;
     double time_s;
+    double port_most_Bps; /* what the node's bus leaves to each of the GPUs; 0: there is none */
 };
 
 struct moe_nccl_fit {
@@ -23,8 +24,10 @@ struct moe_nccl_fit {
                                            fit; NAN: there is only one */
 };
 
-/* Rows that measure the same, of several types or repeated: data that is only moved counts by its bytes, and
- * the fastest row stays; sums also by their type. Result: the number left, in the order of the first. */
+/* Do they measure the same? Data that is only moved counts by its bytes, sums also by their type. */
+bool moe_nccl_same(const struct moe_nccl_case *a, const struct moe_nccl_case *b);
+/* Of rows that measure the same, of several types or repeated, the fastest stays. Result: the number left, in
+ * the order of the first. */
 int moe_nccl_merge(struct moe_nccl_row *rows, int n);
 
 /* facts: release, arch, rings, links; rows: merged. Errors: MOE_EINPUT with fewer than 12 rows. Cost: about
@@ -35,5 +38,8 @@ int moe_nccl_calibrate(const struct moe_nccl *facts, const struct moe_nccl_row *
 extern const char *const moe_nccl_text[], *const moe_nccl_unit[], *const moe_nccl_rows[]; /* of parameters */
 extern const double moe_nccl_size[];
 double *moe_nccl_param(struct moe_nccl *p, int i);
+
+/* Sorts them: the q-quantile (0 to 1), between neighbours by their distance; NAN without values. */
+double moe_quantile(double *values, int n, double q);
 
 #endif

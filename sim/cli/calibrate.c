@@ -1,4 +1,5 @@
 /* calibrate.c - moesim calibrate: the numbers of this host, fitted to a capture, as a topology. */
+#include "sim/cli/measured.h"
 #include "sim/cli/steps.h"
 
 #include <stdio.h>
@@ -81,15 +82,26 @@ static int count_cores(int64_t asked, int64_t *out)
     return moe_fail(MOE_EUSAGE, "--cores %lld: expected 1 to %d", (long long)asked, MOST_CORES);
 }
 
+static int check_trace(const struct moe_args *args)
+{
+    if (args->n_inputs > 1 || args->op || args->plot || args->like)
+        return moe_fail(MOE_EUSAGE, "without --topology BASE: expected one trace, and no option of measured "
+                                    "collectives");
+    if (access(args->input, R_OK) < 0 || moe_input_is_trace(args->input)) return MOE_OK;
+    return moe_fail(MOE_EINPUT, "%s: not a trace; measured collectives need --topology BASE", args->input);
+}
+
 int moe_cli_calibrate(const struct moe_args *args)
 {
     struct moe_capture c;
     struct moe_fit fit;
     int64_t cores;
     int err;
+    if (args->topology) return moe_cli_calibrate_nccl(args);
+    MOE_TRY(check_trace(args));
     MOE_TRY(check_name(args->name));
     MOE_TRY(count_cores(args->cores, &cores));
-    MOE_TRY(moe_output_check(args));
+    MOE_TRY(moe_output_check(args, "-o", args->output));
     MOE_TRY_GOTO(moe_capture_load(args, &c));
     err = moe_calibrate(&c.steps, cores, &fit);
     if (err < 0) MOE_TRY_GOTO(moe_fail_in(args->input, err));

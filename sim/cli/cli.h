@@ -19,9 +19,9 @@ struct moe_args {
     const char *input;         /* SCENARIO, TRACE or RUN.db */
     const char *const *inputs; /* FILE...; the first is `input` */
     int n_inputs;
-    const char *output, *data, *save, *load, *topology, *format, *name, *phases, *routing;
-    int64_t ranks, steps, seed, timeout_s, step, threads, cores, max_step_error, max_phase_error;
-    bool json, help;
+    const char *output, *data, *save, *load, *topology, *format, *name, *phases, *routing, *rows, *op, *plot;
+    int64_t ranks, steps, seed, timeout_s, step, threads, cores, max_step_error, max_phase_error, max_error;
+    bool json, help, like;
     int n_vary;
     const char *vary[MOE_MAX_VARY]; /* "key=value,value" */
 };
@@ -53,6 +53,7 @@ struct moe_input {
  * for --step without a trace. Freed with moe_input_free in any case. */
 int moe_input_load(const struct moe_args *args, struct moe_input *in);
 void moe_input_free(struct moe_input *in);
+bool moe_input_is_trace(const char *path); /* a trace store, or called so */
 /* "4 ranks, 2 layers, ...; routing drawn with skew 0.5, seed 1" and the same for --json. */
 void moe_input_print(const struct moe_input *in);
 json_t *moe_input_json(const struct moe_input *in);
@@ -88,8 +89,8 @@ json_t *moe_json_text(const char *text);    /* bytes that are not UTF-8 become '
 void moe_print_json(json_t *root);          /* and gives up root, as the next two do */
 void moe_print_fields(json_t *object);      /* a line a key */
 void moe_print_rows(json_t *list);          /* a table of objects with the same keys, which are its heads */
-/* MOE_EUSAGE when args->output is a trace store, or the input or the topology. */
-int moe_output_check(const struct moe_args *args);
+/* MOE_EUSAGE when the file that this option says is a trace store, or an input or the topology. */
+int moe_output_check(const struct moe_args *args, const char *option, const char *path);
 /* A file is written to path.partial, and has its name when it is whole; what is there and no file, as a pipe
  * or a link, is written at once. */
 int moe_output_open(const char *path, FILE **out);

@@ -54,7 +54,7 @@ done:
 }
 
 /* A pipe is not probed: what is read of it is gone. */
-static bool is_trace(const char *path)
+bool moe_input_is_trace(const char *path)
 {
     struct stat st;
     const char *suffix = strrchr(path, '.');
@@ -65,7 +65,7 @@ static bool is_trace(const char *path)
 int moe_input_load(const struct moe_args *args, struct moe_input *in)
 {
     *in = (struct moe_input){.step = -1};
-    const char *trace = args->routing ? args->routing : is_trace(args->input) ? args->input : NULL;
+    const char *trace = args->routing ? args->routing : moe_input_is_trace(args->input) ? args->input : NULL;
     if (trace != args->input) MOE_TRY(moe_scenario_load(args->input, &in->scenario));
     if (trace) {
         MOE_TRY(load_trace(args, trace, in));

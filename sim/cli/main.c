@@ -24,6 +24,7 @@ enum command_id {
 #define ON(command) (1u << (command))
 #define ON_ALL (ON(COMMAND_COUNT) - 1)
 #define READERS (ON(CHECK) | ON(SIMULATE) | ON(COMPARE))
+#define MODELS (ON(CALIBRATE) | ON(VALIDATE))
 #define FORMATS (ON(TRACE_EXPORT) | ON(TRACE_IMPORT))
 
 static const struct command {
@@ -37,8 +38,11 @@ static const struct command {
     [SIMULATE] = {"simulate", "SCENARIO|TRACE", "predict how long a step takes, and where the time goes",
                   moe_cli_simulate},
     [COMPARE] = {"compare", "SCENARIO|TRACE", "simulate variants; name the best, and why", moe_cli_compare},
-    [CALIBRATE] = {"calibrate", "TRACE", "fit the numbers of this host to a capture", moe_cli_calibrate},
-    [VALIDATE] = {"validate", "TRACE", "predict the steps of a capture, and compare with what was measured",
+    [CALIBRATE] = {"calibrate", "TRACE|FILE...",
+                   "fit the numbers of this host to a capture, or those of a machine to measured collectives",
+                   moe_cli_calibrate},
+    [VALIDATE] = {"validate", "TRACE|FILE...",
+                  "predict the steps of a capture, or collectives; compare with what was measured",
                   moe_cli_validate},
     [TRACE_INFO] = {"trace info", "TRACE", "what a capture holds", moe_cli_trace_info},
     [TRACE_MERGE] = {"trace merge", "PREFIX",
@@ -74,6 +78,14 @@ static const struct option {
     {"load", 0, "PREFIX", "go on from this checkpoint", ON(CAPTURE), 0, TEXT, AT(load)},
     {"topology", 0, "T", "the machine: a name of topologies/ or a file",
      ON(SIMULATE) | ON(COMPARE) | ON(VALIDATE), ON(VALIDATE), TEXT, AT(topology)},
+    {"topology", 0, "BASE", "FILE... are measured collectives of this machine, whose block nccl to write",
+     ON(CALIBRATE), 0, TEXT, AT(topology)},
+    {"rows", 0, "ROWS", "which of them, as in *@2,4+allgather@8", MODELS, 0, TEXT, AT(rows), .text = "*@*"},
+    {"op", 0, "OP", "the collective of logs that do not say it", MODELS, 0, TEXT, AT(op)},
+    {"like", 0, NULL, "FILE... are topologies of other machines: take the means of their numbers",
+     ON(CALIBRATE), 0, FLAG, AT(like)},
+    {"plot", 0, "FILE.svg", "figure to draw: measured collectives and the fit", ON(CALIBRATE), 0, TEXT,
+     AT(plot)},
     {"cores", 0, "N", "cores that the ranks shared: those of this host", ON(CALIBRATE), 0, NUMBER, AT(cores),
      1, 0},
     {"name", 0, "NAME", "of the topology", ON(CALIBRATE), 0, TEXT, AT(name), .text = "this_host"},
@@ -81,6 +93,8 @@ static const struct option {
      AT(max_step_error), 0, -1},
     {"max-phase-error", 0, "PCT", "the same for every phase of 5 % of the step or more", ON(VALIDATE), 0,
      NUMBER, AT(max_phase_error), 0, -1},
+    {"max-error", 0, "PCT", "the same for the median of each collective from 64 KiB on", ON(VALIDATE), 0,
+     NUMBER, AT(max_error), 0, -1},
     {"vary", 0, "KEY=A,B",
      "what to compare; may be repeated; keys: topology, dispatcher, capacity (dropless or a\n"
      "                            factor), ep (expert_parallel), rank_order (consecutive, strided)",
@@ -101,7 +115,7 @@ static const struct option {
     {"output", 'o', "RESULTS.db", "store whose results to replace; may be the trace", ON(COMPARE), 0, TEXT,
      AT(output)},
     {"output", 'o', "TOPOLOGY.yaml", "topology to write", ON(CALIBRATE), ON(CALIBRATE), TEXT, AT(output)},
-    {"output", 'o', "PHASES.csv", "table to write", ON(VALIDATE), 0, TEXT, AT(output)},
+    {"output", 'o', "TABLE.csv", "table to write: phases, or rows", ON(VALIDATE), 0, TEXT, AT(output)},
     {"validate", 0, "PHASES.csv", "what moesim validate wrote with -o: predicted against measured",
      ON(REPORT), 0, TEXT, AT(phases)},
     {"output", 'o', "DIR", "folder to write", ON(REPORT), ON(REPORT), TEXT, AT(output)},

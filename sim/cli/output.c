@@ -44,17 +44,17 @@ void moe_print_json(json_t *root)
 
 /* ---- files ---- */
 
-int moe_output_check(const struct moe_args *args)
+int moe_output_check(const struct moe_args *args, const char *option, const char *path)
 {
-    const char *const inputs[] = {args->input, args->topology};
     struct stat output, input;
-    if (stat(args->output, &output) < 0) return MOE_OK;
-    for (int i = 0; i < 2; i++)
-        if (inputs[i] && stat(inputs[i], &input) == 0 && input.st_dev == output.st_dev &&
-            input.st_ino == output.st_ino)
-            return moe_fail(MOE_EUSAGE, "-o %s: is what is read (%s)", args->output, inputs[i]);
-    if (S_ISREG(output.st_mode) && moe_store_probe(args->output))
-        return moe_fail(MOE_EUSAGE, "-o %s: is a trace store; not replaced", args->output);
+    if (stat(path, &output) < 0) return MOE_OK;
+    for (int i = 0; i <= args->n_inputs; i++) {
+        const char *read = i < args->n_inputs ? args->inputs[i] : args->topology;
+        if (read && stat(read, &input) == 0 && input.st_dev == output.st_dev && input.st_ino == output.st_ino)
+            return moe_fail(MOE_EUSAGE, "%s %s: is what is read (%s)", option, path, read);
+    }
+    if (S_ISREG(output.st_mode) && moe_store_probe(path))
+        return moe_fail(MOE_EUSAGE, "%s %s: is a trace store; not replaced", option, path);
     return MOE_OK;
 }
 

@@ -1,4 +1,5 @@
 /* validate.c - moesim validate: the steps of a capture, predicted and measured, phase by phase. */
+#include "sim/cli/measured.h"
 #include "sim/cli/steps.h"
 
 #include <math.h>
@@ -183,13 +184,22 @@ static bool within(double error, int64_t limit_pct)
     return limit_pct < 0 || 100 * error <= (double)limit_pct;
 }
 
+static int check_trace(const struct moe_args *args)
+{
+    if (args->n_inputs == 1 && !args->op && args->max_error < 0) return MOE_OK;
+    return moe_fail(MOE_EUSAGE, "%s: is a trace: expected it alone, and no option of measured collectives",
+                    args->input);
+}
+
 int moe_cli_validate(const struct moe_args *args)
 {
     struct moe_capture c;
     struct moe_topo *topo = NULL;
     struct outcome o = {0};
     int err;
-    if (args->output) MOE_TRY(moe_output_check(args));
+    if (!moe_input_is_trace(args->input)) return moe_cli_validate_rows(args);
+    MOE_TRY(check_trace(args));
+    if (args->output) MOE_TRY(moe_output_check(args, "-o", args->output));
     MOE_TRY_GOTO(moe_capture_load(args, &c));
     MOE_TRY_GOTO(moe_topo_load(args->topology, &topo));
     MOE_TRY_GOTO(validate(&c, topo, &o));
