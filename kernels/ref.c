@@ -362,11 +362,27 @@ void MOE_REAL(moe_ref_aux_loss_bwd)(int64_t T, int64_t E, double factor, const i
 }
 
 void MOE_REAL(moe_ref_select)(int64_t T, int64_t e, int64_t K, int64_t f, const int32_t *expert,
-                              int32_t *slot)
+                              int32_t *slot, int32_t *local)
 {
     int64_t row = 0;
     for (int64_t i = 0; i < T * K; i++) slot[i] = -1;
     for (int64_t j = 0; j < e; j++) row = number(0, T * K, f + j, expert, row, slot);
+    for (int64_t i = 0; local && i < T * K; i++) local[i] = slot[i] == -1 ? -1 : (int32_t)(expert[i] - f);
+}
+
+void MOE_REAL(moe_ref_spread)(int64_t T, int64_t E, int64_t K, int64_t P, const int32_t *expert,
+                              int32_t *slot, int64_t *tokens_for)
+{
+    int64_t row = 0;
+    for (int64_t i = 0; i < T * P; i++) slot[i] = -1;
+    for (int64_t i = 0; i < T * K; i++)
+        if (expert[i] != -1) slot[i / K * P + checked(expert[i], E) / (E / P)] = 0;
+    for (int64_t p = 0; p < P; p++) {
+        tokens_for[p] = -row;
+        for (int64_t t = 0; t < T; t++)
+            if (slot[t * P + p] == 0) slot[t * P + p] = (int32_t)row++;
+        tokens_for[p] += row;
+    }
 }
 
 void MOE_REAL(moe_ref_permute)(int64_t T, int64_t H, int64_t K, int64_t n, const moe_real *x,
@@ -375,8 +391,7 @@ void MOE_REAL(moe_ref_permute)(int64_t T, int64_t H, int64_t K, int64_t n, const
     clear(n * H, rows);
     for (int64_t i = 0; i < T * K; i++) {
         if (slot[i] == -1) continue;
-        moe_real *to = rows + checked(slot[i], n) * H;
-        for (int64_t h = 0; h < H; h++) to[h] = x[i / K * H + h];
+        memcpy(rows + checked(slot[i], n) * H, x + i / K * H, (size_t)H * sizeof *x);
     }
 }
 

@@ -119,12 +119,21 @@ void MOE_REAL(moe_ref_aux_loss_bwd)(int64_t T, int64_t E, double factor, const i
                                     moe_real *dprob, bool add);
 
 /* expert [T,K] -> slot [T,K]: the place of each choice of the experts f .. f + e - 1 among these, in order of
- * expert, then token; -1 for all others. f >= 0, so -1 is never one. Cost: reads T*K int32, writes T*K int32;
- * O(T*K*e) comparisons. */
+ * expert, then token; -1 for all others. f >= 0, so -1 is never one. local [T,K] (may be NULL): expert - f of
+ * these, -1 for all others. Cost: reads T*K int32, writes T*K int32 (2*T*K with local); O(T*K*e) comparisons.
+ */
 void MOE_REAL(moe_ref_select)(int64_t T, int64_t e, int64_t K, int64_t f, const int32_t *expert,
-                              int32_t *slot);
+                              int32_t *slot, int32_t *local);
 
-/* x [T,H], slot [T,K] -> rows [n,H]: rows[slot[t,k]] = x[t]; rows that no slot names are 0.
+/* expert [T,K] -> slot [T,P], tokens_for [P]: E experts in order, split evenly over P members of a group.
+ * Result: slot[t,p] is the place of (t,p) when all pairs of a token and a member that has any of its experts
+ * are sorted by member, then by token; else -1. tokens_for[p] is the number of pairs with member p.
+ * Cost: reads T*K int32; writes T*P int32, P int64. */
+void MOE_REAL(moe_ref_spread)(int64_t T, int64_t E, int64_t K, int64_t P, const int32_t *expert,
+                              int32_t *slot, int64_t *tokens_for);
+
+/* x [T,H], slot [T,K] -> rows [n,H]: rows[slot[t,k]] = x[t]; rows that no slot names are 0. The float version
+ * moves int32 as well.
  * Cost: reads T*H, T*K int32; writes n*H + T*K*H. */
 void MOE_REAL(moe_ref_permute)(int64_t T, int64_t H, int64_t K, int64_t n, const moe_real *x,
                                const int32_t *slot, moe_real *rows);

@@ -8,6 +8,7 @@
 static const struct moe_dispatcher dispatchers[] = {
     {"alltoall", moe_alltoall, .pads = true},
     {"allgather", moe_allgather},
+    {"deepep", moe_deepep, .dropless = true},
 };
 static void limit_dropless(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
 static const struct moe_capacity_rule capacity_rules[] = {
@@ -91,6 +92,24 @@ static struct moe_ref buffer(struct moe_builder *b, const char *name, enum moe_b
 struct moe_ref moe_rows(struct moe_builder *b, const struct moe_layer *m, const char *name, int n, int width)
 {
     return buffer(b, name, MOE_BUF_ACTIVATION, m->type, m->n_layers, moe_mul(b, n, width));
+}
+
+void moe_lower_move(struct moe_builder *b, const struct moe_layer *m, const char *name, struct moe_ref from,
+                    int send, struct moe_ref to, int recv)
+{
+    const struct moe_buffer *source = &b->s->buffers[from.buffer];
+    struct moe_op op = {.kind = MOE_COLLECTIVE,
+                        .collective = MOE_ALLTOALL,
+                        .comm = m->ep_comm,
+                        .type = source->type,
+                        .stream = MOE_STREAM_COMM,
+                        .send = send,
+                        .recv = recv,
+                        .needs_grad = source->role == MOE_BUF_ACTIVATION,
+                        MOE_READS(from),
+                        MOE_WRITES(to)};
+    moe_copy_name(op.name, name);
+    moe_emit(b, op);
 }
 
 static void make_buffers(struct moe_builder *b, struct model *m)
@@ -386,6 +405,9 @@ int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *d
 {
     int rule = find_rule(sc);
     MOE_TRY(rule);
+    if (dispatcher->dropless && capacity_rules[rule].limit != limit_dropless)
+        return moe_fail(MOE_EINPUT, "%s: dispatcher %s does not go with capacity rule %s, expected dropless",
+                        sc->name, dispatcher->name, capacity_rules[rule].name);
     *out = lower(sc, dispatcher, &capacity_rules[rule]);
     return MOE_OK;
 }

@@ -38,10 +38,12 @@ struct moe_layer {
 struct moe_dispatcher {
     const char *name;
     void (*forward)(struct moe_builder *b, const struct moe_layer *m);
-    bool pads; /* moves padded rows when the capacity rule pads */
+    bool pads;     /* moves padded rows when the capacity rule pads */
+    bool dropless; /* goes with rules that drop nothing only: counts do not tell what else it would send */
 };
 void moe_alltoall(struct moe_builder *b, const struct moe_layer *m);  /* lower_alltoall.c */
 void moe_allgather(struct moe_builder *b, const struct moe_layer *m); /* lower_allgather.c */
+void moe_deepep(struct moe_builder *b, const struct moe_layer *m);    /* lower_deepep.c */
 
 /* Decides which of the chosen rows leave: replaces expert, slot, counts and n_rows of the layer. */
 struct moe_capacity_rule {
@@ -57,11 +59,17 @@ struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *
 /* A buffer [n, width] of the layer's type with one slot a layer. */
 struct moe_ref moe_rows(struct moe_builder *b, const struct moe_layer *m, const char *name, int n, int width);
 
+/* An all-to-all over the expert-parallel group; the gradient of real rows goes back the same way. send, recv:
+ * expressions, elements per peer. */
+void moe_lower_move(struct moe_builder *b, const struct moe_layer *m, const char *name, struct moe_ref from,
+                    int send, struct moe_ref to, int recv);
+
 /* Blocks of the gradient sum over each parameter's replicas, its scaling, the clipping and the update: per
  * layer for parameters of layers, once for the others. ep_comm: ranks that split the experts. lower_sync.c */
 void moe_lower_sync(struct moe_builder *b, const struct moe_scenario *sc, int ep_comm);
 
-/* Errors: MOE_EINPUT for an unknown dispatcher or capacity rule, with the nearest known one. */
+/* Errors: MOE_EINPUT for an unknown dispatcher or capacity rule, with the nearest known one, and for a pair
+ * of them that does not go together. */
 int moe_lower(const struct moe_scenario *sc, struct moe_schedule **out);
 /* The same with a dispatcher of the caller's own. */
 int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,

@@ -13,23 +13,6 @@ struct arrivals {
     int n, of_expert;       /* expression: rows in all; symbol: rows of each local expert */
 };
 
-static void emit_move(struct moe_builder *b, const struct moe_layer *m, const char *name, struct moe_ref from,
-                      int send, struct moe_ref to, int recv)
-{
-    struct moe_op op = {.kind = MOE_COLLECTIVE,
-                        .collective = MOE_ALLTOALL,
-                        .comm = m->ep_comm,
-                        .type = m->type,
-                        .stream = MOE_STREAM_COMM,
-                        .send = send,
-                        .recv = recv,
-                        .needs_grad = 1,
-                        MOE_READS(from),
-                        MOE_WRITES(to)};
-    moe_copy_name(op.name, name);
-    moe_emit(b, op);
-}
-
 static struct arrivals exchange_counts(struct moe_builder *b, const struct moe_layer *m)
 {
     int here = m->n_experts / m->ep_size, e = moe_const(b, here);
@@ -39,16 +22,7 @@ static struct arrivals exchange_counts(struct moe_builder *b, const struct moe_l
     int from_peer = moe_new_symbol(b, "rows_from_peer", got.buffer, true, y);
     y.scope = MOE_SCOPE_EXPERT;
     int of_expert = moe_new_symbol(b, "rows_of_expert", got.buffer, false, y);
-    moe_emit(b, (struct moe_op){.name = "exchange_counts",
-                                .kind = MOE_COLLECTIVE,
-                                .collective = MOE_ALLTOALL,
-                                .type = MOE_I64,
-                                .comm = m->ep_comm,
-                                .stream = MOE_STREAM_COMM,
-                                .send = e,
-                                .recv = e,
-                                MOE_READS(m->counts),
-                                MOE_WRITES(got)});
+    moe_lower_move(b, m, "exchange_counts", m->counts, e, got, e);
     return (struct arrivals){got, moe_sym(b, to_peer), moe_sym(b, from_peer), moe_sum(b, from_peer),
                              of_expert};
 }
@@ -86,7 +60,7 @@ void moe_alltoall(struct moe_builder *b, const struct moe_layer *m)
     if (!m->n_rows_from_counts) moe_emit(b, permute); /* runs while the counts travel */
     if (!m->padded_rows) moe_emit(b, read_counts);
     if (m->n_rows_from_counts) moe_emit(b, permute);
-    emit_move(b, m, "dispatch", sent, send, arrived, recv);
+    moe_lower_move(b, m, "dispatch", sent, send, arrived, recv);
     moe_emit(b, (struct moe_op){.name = "sort",
                                 .kernel = MOE_K_SORT_ROWS,
                                 .type = m->type,
@@ -102,7 +76,7 @@ void moe_alltoall(struct moe_builder *b, const struct moe_layer *m)
                                 MOE_READS(done, in.counts),
                                 MOE_WRITES(leaving),
                                 MOE_SIZES(P, e, m->H)});
-    emit_move(b, m, "combine", leaving, recv, back, send);
+    moe_lower_move(b, m, "combine", leaving, recv, back, send);
     moe_emit(b, (struct moe_op){.name = "unpermute",
                                 .kernel = MOE_K_COMBINE,
                                 .type = m->type,

@@ -7,6 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Can a group of P ranks split the experts? */
+static bool is_group(const struct moe_routing *r, int P)
+{
+    return P > 0 && r->n_experts % P == 0 && r->n_ranks % P == 0;
+}
+
 struct moe_routing *moe_routing_new(int n_layers, int n_ranks, int n_experts, int top_k)
 {
     struct moe_routing *r = moe_alloc(1, sizeof *r);
@@ -16,6 +22,8 @@ struct moe_routing *moe_routing_new(int n_layers, int n_ranks, int n_experts, in
     r->top_k = top_k;
     r->tokens = moe_alloc((size_t)n_ranks, sizeof *r->tokens);
     r->counts = moe_alloc((size_t)n_layers * (size_t)n_ranks * (size_t)n_experts, sizeof *r->counts);
+    for (int P = 1; P <= n_ranks && P < n_experts; P++) r->n_peers += is_group(r, P) ? P : 0;
+    r->peers = moe_alloc((size_t)n_layers * (size_t)n_ranks * (size_t)r->n_peers, sizeof *r->peers);
     return r;
 }
 
@@ -24,7 +32,37 @@ void moe_routing_free(struct moe_routing *r)
     if (!r) return;
     free(r->tokens);
     free(r->counts);
+    free(r->peers);
     free(r);
+}
+
+/* By size of the group, then by member; with a member for each expert they are the counts. */
+int32_t *moe_routing_peers(const struct moe_routing *r, int layer, int rank, int P)
+{
+    moe_assert(is_group(r, P));
+    if (P == r->n_experts) return moe_routing_counts(r, layer, rank);
+    size_t at = ((size_t)layer * (size_t)r->n_ranks + (size_t)rank) * (size_t)r->n_peers;
+    for (int smaller = 1; smaller < P; smaller++) at += is_group(r, smaller) ? (size_t)smaller : 0;
+    return r->peers + at;
+}
+
+void moe_routing_add(struct moe_routing *r, int layer, int rank, int64_t n_tokens, const int32_t *expert)
+{
+    int32_t *counts = moe_routing_counts(r, layer, rank);
+    int64_t *last = moe_alloc((size_t)r->n_experts, sizeof *last); /* 1 + token that a member counted last */
+    for (int64_t i = 0; i < n_tokens * r->top_k; i++) counts[expert[i]]++;
+    for (int P = 1; P <= r->n_ranks && P < r->n_experts; P++) {
+        if (!is_group(r, P)) continue;
+        int32_t *peers = moe_routing_peers(r, layer, rank, P), here = r->n_experts / P;
+        memset(last, 0, (size_t)P * sizeof *last);
+        for (int64_t t = 0; t < n_tokens; t++)
+            for (int k = 0; k < r->top_k; k++) {
+                int32_t p = expert[t * r->top_k + k] / here;
+                peers[p] += last[p] != t + 1;
+                last[p] = t + 1;
+            }
+    }
+    free(last);
 }
 
 /* ---- generate ---- */
@@ -88,29 +126,35 @@ static int draw_quickly(const double *weight, const double *cumulative, const bo
 struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_experts, int top_k,
                                          const int64_t *tokens, double skew, uint64_t seed)
 {
+    enum { PART = 4096 }; /* tokens counted at a time */
     moe_assert(top_k <= n_experts);
     struct moe_routing *r = moe_routing_new(n_layers, n_ranks, n_experts, top_k);
     memcpy(r->tokens, tokens, (size_t)n_ranks * sizeof *tokens);
     double *weight = moe_alloc((size_t)n_experts, sizeof *weight);
     double *cumulative = moe_alloc((size_t)n_experts, sizeof *cumulative);
     bool *taken = moe_alloc((size_t)n_experts, sizeof *taken);
+    const int64_t part = (int64_t)PART * top_k;
+    int32_t *chosen = moe_alloc((size_t)part, sizeof *chosen);
     for (int l = 0; l < n_layers; l++) {
         shuffle_weights(weight, n_experts, skew, seed, l);
         for (int e = 0; e < n_experts; e++) cumulative[e] = weight[e] + (e ? cumulative[e - 1] : 0);
         for (int rank = 0; rank < n_ranks; rank++) {
-            int32_t *counts = moe_routing_counts(r, l, rank);
-            for (int64_t i = 0; i < tokens[rank] * top_k; i++) {
+            const int64_t n = tokens[rank] * top_k;
+            for (int64_t i = 0; i < n; i++) {
                 if (i % top_k == 0) memset(taken, 0, (size_t)n_experts);
                 int e =
                     draw_quickly(weight, cumulative, taken, n_experts, seed, stream_of(l, rank), (uint64_t)i);
                 taken[e] = true;
-                counts[e]++;
+                chosen[i % part] = e;
+                if (i + 1 == n || (i + 1) % part == 0)
+                    moe_routing_add(r, l, rank, i % part / top_k + 1, chosen);
             }
         }
     }
     free(weight);
     free(cumulative);
     free(taken);
+    free(chosen);
     return r;
 }
 
@@ -121,7 +165,7 @@ static int load_one(struct moe_store *store, int64_t step, int layer, int rank, 
 {
     int64_t n_tokens = 0;
     int top_k = 0, err = MOE_OK;
-    int32_t *ids, *counts = moe_routing_counts(r, layer, rank);
+    int32_t *ids;
     MOE_TRY(moe_store_routing(store, step, layer, rank, &n_tokens, &top_k, &ids));
     if (!ids)
         return moe_fail(MOE_EINPUT, "step %lld of the trace has no routing for layer %d, rank %d",
@@ -132,13 +176,11 @@ static int load_one(struct moe_store *store, int64_t step, int layer, int rank, 
             MOE_EINPUT,
             "step %lld of the trace, layer %d, rank %d: %lld tokens to %d experts, expected %lld to %d",
             (long long)step, layer, rank, (long long)n_tokens, top_k, (long long)r->tokens[rank], r->top_k);
-    for (int64_t i = 0; i < n_tokens * top_k && err == MOE_OK; i++) {
-        if (ids[i] < r->n_experts)
-            counts[ids[i]]++;
-        else
+    for (int64_t i = 0; i < n_tokens * top_k && err == MOE_OK; i++)
+        if (ids[i] >= r->n_experts)
             err = moe_fail(MOE_EINPUT, "step %lld of the trace, layer %d, rank %d: expert %d of %d",
                            (long long)step, layer, rank, ids[i], r->n_experts);
-    }
+    if (err == MOE_OK) moe_routing_add(r, layer, rank, n_tokens, ids);
     free(ids);
     return err;
 }

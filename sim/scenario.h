@@ -4,7 +4,7 @@
  *                                   # or {preset: mixtral_8x7b, layers: 4}: keys beside it replace its own
  *   layout:           {ranks: 4, expert_parallel: 4, rank_order: consecutive}   # or strided
  *   tokens_per_rank:  256             # or a list with one number per rank
- *   dispatcher:       alltoall        # or allgather
+ *   dispatcher:       alltoall        # or allgather, deepep
  *   capacity:         {rule: megatron, factor: 1.25, drop: probs, pad: false}   # default: rule dropless
  *   dtype:            float32         # or float64, bfloat16 (not for capture)
  *   optimizer:        adamw           # or sgd

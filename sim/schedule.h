@@ -37,8 +37,9 @@
    X(LIMIT,        "limit",        MEMORY)  /* T E K C G P: prob, expert, counts -> slot [T,K], kept_expert [T,K], kept [E], (padded) arrive [P,E/P] */ \
    X(AUX_LOSS,     "aux_loss",     MEMORY)  /* T E       : prob [T,E], all_counts [E] -> loss [1] = factor / divisor * sum prob * all_counts */ \
    X(AUX_LOSS_BWD, "aux_loss_bwd", MEMORY)  /* T E       : all_counts [E] -> dprob [T,E] = factor / divisor * all_counts */ \
-   X(SELECT,       "select",       MEMORY)  /* T e K f   : expert [T,K] -> slot [T,K] = row by (expert, token) of experts f .. f+e-1, else -1 */ \
-   X(PERMUTE,      "permute",      MEMORY)  /* T H K n   : x [T,H], slot [T,K] -> rows [n,H]; rows that no slot names are 0 */ \
+   X(SELECT,       "select",       MEMORY)  /* T e K f   : expert [T,K] -> slot [T,K] = row by (expert, token) of experts f .. f+e-1, else -1, (if asked) local [T,K] = expert - f, else -1 */ \
+   X(SPREAD,       "spread",       MEMORY)  /* T E K P   : expert [T,K] -> slot [T,P] = row by (member of the group, token) of tokens that have an expert of it, else -1, tokens_for [P] */ \
+   X(PERMUTE,      "permute",      MEMORY)  /* T H K n   : x [T,H], slot [T,K] -> rows [n,H]; rows that no slot names are 0; also int32 */ \
    X(PERMUTE_BWD,  "permute_bwd",  MEMORY)  /* T H K n   : drows [n,H], slot [T,K] -> dx [T,H] */ \
    X(SORT_ROWS,    "sort_rows",    MEMORY)  /* P e H     : rows by (source, expert), counts [P,e] -> rows by (expert, source) */ \
    X(UNSORT_ROWS,  "unsort_rows",  MEMORY)  /* P e H     : the inverse of sort_rows */ \
@@ -69,7 +70,8 @@
         X(FORWARD, "forward") X(BACKWARD, "backward") X(SYNC, "sync") X(CLIPPING, "clipping") X(UPDATE, "update")
 
 /* INPUT   filled by the runtime before the step (token ids, targets)
- * COUNTS  int64 [E]: rows of this rank for every expert; the kernel that writes it is where routing enters
+ * COUNTS  int64 [E]: rows of this rank for every expert; the kernel that writes it is where routing enters (and
+ *         SPREAD, which counts tokens by member of the group)
  * INDEX   other integers that kernels hand to kernels
  * STATE   of the optimizer: kept from step to step, zero at first
  * NORM    float64 [1]: a sum of squares that must cover the right ranks (a moe_param without a buffer)

@@ -85,6 +85,18 @@ static struct cell routed_counts(const struct moe_values *v, int rank, int layer
     return with;
 }
 
+/* What SPREAD counts: all choices leave, so what the routing says. */
+static struct cell routed_peers(struct moe_values *v, const struct moe_op *op, int rank, int layer)
+{
+    int P = (int)moe_eval(v->s, moe_values_device(v), op->dims[3], rank, layer, 0);
+    moe_assert(v->r && layer < v->r->n_layers && rank < v->r->n_ranks);
+    const int32_t *peers = moe_routing_peers(v->r, layer, rank, P);
+    struct cell with = {.n = P, .cap = P};
+    with.content = moe_alloc((size_t)P, sizeof *with.content);
+    for (int p = 0; p < P; p++) with.content[p] = peers[p];
+    return with;
+}
+
 /* Rows of one expert that LIMIT lets leave a rank. When several groups of tokens have a capacity of their
  * own, counts cannot say how the rows spread over them: an upper bound. */
 static int64_t limit_of(struct moe_values *v, const struct moe_op *op, int rank, int layer)
@@ -117,6 +129,8 @@ void moe_values_kernel(struct moe_values *v, const struct moe_op *op, int rank, 
             store_cell(cell, routed_counts(v, rank, layer));
         else if (op->kernel == MOE_K_LIMIT)
             store_cell(cell, limited_counts(v, op, rank, layer));
+        else if (op->kernel == MOE_K_SPREAD)
+            store_cell(cell, routed_peers(v, op, rank, layer));
         else
             store_cell(cell, (struct cell){0});
     }

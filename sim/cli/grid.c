@@ -83,6 +83,7 @@ static int check_value(const struct moe_input *in, int key, const char *text, co
     }
     if (key == MOE_VARY_DISPATCHER) {
         snprintf(sc.name, sizeof sc.name, "--vary %s", text); /* what its error names */
+        moe_copy_name(sc.capacity.rule, "dropless");          /* others may not go with it: variants say so */
         if (moe_lower(&sc, &s) < 0) return moe_fail(MOE_EUSAGE, "%s", moe_error());
         moe_schedule_free(s);
     }

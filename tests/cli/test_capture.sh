@@ -23,6 +23,16 @@ expect 0 '^results  *2$' trace info two.db
 expect 0 . report two.db -o page
 [ -s page/index.html ] || fail 'no page'
 
+# A token once to each rank: the trace's routing says where; predictions send what was sent.
+sed 's/^dispatcher: .*//; $a dispatcher: deepep' two.yaml > once.yaml
+expect 0 '"schema": "moesim.capture/1"' capture once.yaml --data "$small" -o once.db --steps 2 --json
+expect 0 '^no errors: 2 ranks' check once.db
+expect 0 . simulate once.db --topology dgx_h100 --json
+rows='forward dispatch_tokens'
+sent=$(sed -n "/\"layer $rows\"/,/}/s/^ *\"sent_bytes\": \([0-9]*\).*/\1/p" out)
+all=$(sqlite3 once.db "SELECT sum(bytes) FROM op WHERE step = 1 AND label LIKE '% $rows'")
+[ "$sent" -gt 0 ] && [ "$all" -gt "$sent" ] || fail "predicted $sent bytes, sent $all with what stays"
+
 # Saved after 4 steps and gone on with: the last step is that of 8 in one go.
 expect 0 . capture two.yaml --data "$small" -o first.db --steps 4 --save half
 expect 0 . capture two.yaml --data "$small" -o second.db --steps 4 --load half

@@ -29,6 +29,19 @@ grep -q '^no result: dgx_h100 with alltoall, capacity 1, ep 3, strided: expert_p
 [ "$(grep -c '^no result: .*, ep 128, .*does not divide' wide1)" -eq 4 ] || fail "ep 128: $(cat wide1)"
 expect 3 'expert_parallel 3 does not divide ranks 16' compare model.yaml --vary ep=3,5
 
+# ---- a dispatcher that drops nothing: its variants with a capacity say so; ep is not the scenario's ----
+once='--vary dispatcher=deepep'
+# shellcheck disable=SC2086 # several arguments
+expect 0 '^best: ' compare model.yaml $once --vary capacity=1,dropless --vary ep=2,16
+[ "$(grep -c 'no result: .*, capacity 1, .*with capacity rule megatron, expected' out)" -eq 2 ] ||
+    fail "a capacity it does not know: $(cat out)"
+[ "$(grep -c '^dropless' out)" -eq 2 ] || fail "results: $(cat out)"
+# shellcheck disable=SC2086 # several arguments
+expect 3 'deepep does not go with capacity rule megatron' compare model.yaml $once --vary capacity=1
+sed '$a capacity: {rule: megatron}' model.yaml > capped.yaml
+# shellcheck disable=SC2086 # several arguments
+expect 0 '^best: dgx_h100 with deepep: ' compare capped.yaml $once --vary capacity=dropless
+
 # ---- 18 variants: their table is in the order of time per kept token, from best to worst ----
 # shellcheck disable=SC2086 # several arguments
 expect 0 '^best: ' compare skewed.yaml $grid -o results.db

@@ -33,7 +33,8 @@ static double largest_difference(const struct moe_schedule *s, const struct moe_
     double most = 0;
     for (int i = 0; i < s->n_params; i++)
         for (int slot = 0; slot < s->buffers[s->params[i].grad].slots; slot++) {
-            double d = parity_difference(s, s->params[i].grad, slot, a, b, 0);
+            int grad = s->params[i].grad;
+            double d = parity_difference(s, grad, slot, a, b, grad, 0);
             if (!(d <= most)) most = d;
         }
     return most;

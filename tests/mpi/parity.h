@@ -58,15 +58,15 @@ static inline double parity_at(const struct moe_schedule *s, int buffer, const v
     return s->buffers[buffer].type == MOE_F64 ? ((const double *)p)[i] : (double)((const float *)p)[i];
 }
 
-/* max |a - b| / max |b| over a tensor of `rank`, a slice of the whole tensor in `b` that starts at element
- * `from`. */
+/* max |a - b| / max |b| over a tensor of a rank, a slice of the whole tensor in `b`, its buffer `whole`, that
+ * starts at element `from`. */
 static inline double parity_difference(const struct moe_schedule *s, int buffer, int slot,
                                        const struct moe_execution *a, const struct moe_execution *b,
-                                       int64_t from)
+                                       int whole, int64_t from)
 {
     int64_t n_a, n_b;
     const void *pa = moe_execute_buffer(a, buffer, slot, &n_a),
-               *pb = moe_execute_buffer(b, buffer, slot, &n_b);
+               *pb = moe_execute_buffer(b, whole, slot, &n_b);
     double most = 0, scale = 0;
     for (int64_t i = 0; i < n_b; i++) {
         double v = fabs(parity_at(s, buffer, pb, i));

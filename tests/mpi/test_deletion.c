@@ -96,7 +96,8 @@ static void delete_each(const struct moe_scenario *sc, const struct moe_dispatch
 int main(void)
 {
     static const struct moe_dispatcher alltoall = {"alltoall", moe_alltoall, true},
-                                       allgather = {"allgather", moe_allgather, false};
+                                       allgather = {"allgather", moe_allgather, false},
+                                       deepep = {"deepep", moe_deepep, false, true};
     struct moe_communicator *world;
     if (moe_communicator_here()->open(&world) < 0) return 1;
     struct moe_scenario *sc = fixture_scenario(4, 2, "[6, 3, 5, 4]", "");
@@ -110,6 +111,7 @@ int main(void)
     moe_schedule_free(toy);
     delete_each(sc, &alltoall, r, world);
     delete_each(sc, &allgather, r, world);
+    delete_each(sc, &deepep, r, world);
     delete_each(sc, &toy_dispatcher, r, world);
     moe_routing_free(r);
     moe_scenario_free(sc);

@@ -61,9 +61,28 @@ static void same_routing(struct moe_communicator *world, const char *name, const
     }
 }
 
+/* What this rank counted for its peers is what the routing says of the experts that it chose. */
+static void same_peers(struct moe_communicator *world, const struct moe_scenario *sc,
+                       const struct moe_schedule *s, const struct moe_execution *x)
+{
+    int P = (int)sc->expert_parallel, a = buffer_of(s, "expert"), b = buffer_of(s, "tokens_for");
+    struct moe_routing *r = moe_routing_new(s->n_layers, s->n_ranks, s->n_experts, s->top_k);
+    for (int layer = 0; layer < s->n_layers; layer++) {
+        int64_t n;
+        const int32_t *expert = moe_execute_buffer(x, a, layer, &n);
+        moe_routing_add(r, layer, world->rank, s->tokens[world->rank], expert);
+        const int64_t *counted = moe_execute_buffer(x, b, layer, &n);
+        expect(world, n == P, "number of peers");
+        for (int p = 0; p < P; p++)
+            expect(world, counted[p] == moe_routing_peers(r, layer, world->rank, P)[p], "tokens for a peer");
+    }
+    moe_routing_free(r);
+}
+
 static double compare_gradients(const struct moe_schedule *s, int rank, const struct moe_execution *many,
                                 const struct moe_execution *one)
 {
+    const struct moe_schedule *s1 = moe_execute_schedule(one); /* of another dispatcher: other buffers */
     double most = 0;
     for (int i = 0; i < s->n_params; i++)
         for (int slot = 0; slot < s->buffers[s->params[i].grad].slots; slot++) {
@@ -71,7 +90,7 @@ static double compare_gradients(const struct moe_schedule *s, int rank, const st
             int64_t n;
             moe_execute_buffer(many, p->grad, slot, &n);
             int64_t from = p->shard < 0 ? 0 : n * s->comms[p->shard].index_of[rank];
-            double d = parity_difference(s, p->grad, slot, many, one, from);
+            double d = parity_difference(s, p->grad, slot, many, one, s1->params[i].grad, from);
             if (!(d <= most)) most = d;
         }
     return most;
@@ -114,6 +133,7 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
     if (err < 0) parity_die(world, err);
     same_routing(world, "expert", s, many.x, s1, one.x, before);
     if (variant->equal_tokens) same_routing(world, "kept_expert", s, many.x, s1, one.x, before);
+    if (!strcmp(dispatcher, "deepep")) same_peers(world, sc, s, many.x);
     double d = compare_gradients(s, world->rank, many.x, one.x);
     if (world->rank == 0)
         printf("%d ranks ep %d tokens %s %s %s %s: %.2g\n", layout->ranks, layout->ep, layout->tokens,
@@ -130,10 +150,10 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
 
 static void compare_layout(struct moe_communicator *world, const struct layout *layout)
 {
-    static const char *const dispatchers[] = {"alltoall", "allgather"};
+    static const char *const dispatchers[] = {"alltoall", "allgather", "deepep"};
     bool equal = layout->tokens[0] != '[';
     for (int v = 0; v < N_VARIANTS; v++)
-        for (int d = 0; d < 2; d++) {
+        for (int d = 0; d < (*variants[v].capacity ? 2 : 3); d++) { /* the last one drops nothing */
             if (variants[v].equal_tokens && !equal) continue;
             compare(world, layout, &variants[v], dispatchers[d], "float64", 1e-12);
             compare(world, layout, &variants[v], dispatchers[d], "float32", 1e-5);

@@ -49,6 +49,8 @@ static const char *const variants[] = {
     "capacity: {rule: megatron, factor: 1.0}",
     "capacity: {rule: megatron, factor: 1.25, drop: position}\ndispatcher: allgather",
     "optimizer: sgd\nclip_norm: 0\naux_loss: 0",
+    "dispatcher: deepep",
+    "dispatcher: deepep\nrouting: {skew: 2}\naux_loss: 0",
 };
 enum { N_VARIANTS = sizeof variants / sizeof *variants };
 
@@ -241,11 +243,14 @@ static void test_every_deletion_is_noticed(void **state)
 {
     (void)state;
     static const struct moe_dispatcher alltoall = {"alltoall", moe_alltoall, true},
-                                       allgather = {"allgather", moe_allgather, false};
+                                       allgather = {"allgather", moe_allgather, false},
+                                       deepep = {"deepep", moe_deepep, false, true};
     expect_deletions_noticed(&alltoall, "", false);
     expect_deletions_noticed(&alltoall, "", true);
     expect_deletions_noticed(&alltoall, variants[2], false);
     expect_deletions_noticed(&allgather, "", false);
+    expect_deletions_noticed(&deepep, "", false);
+    expect_deletions_noticed(&deepep, "", true);
     expect_deletions_noticed(&toy_dispatcher, "", false);
 }
 

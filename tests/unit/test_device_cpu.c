@@ -78,6 +78,8 @@ enum { GROUP = 3 };                                         /* tokens that share
     X(KEPT_EXPERT, s->T * s->K, MOE_I32) \
     X(KEPT_SLOT,   s->T * s->K, MOE_I32) \
     X(KEPT,        s->E,        MOE_I64) \
+    X(PEER_SLOT,   s->T * s->P, MOE_I32) \
+    X(TOKENS_FOR,  s->P,        MOE_I64) \
     X(NORM,        1,           MOE_F64)
 /*    name  value */
 #define DIMS(X) \
@@ -157,8 +159,12 @@ static const struct call calls[] = {
     {MOE_K_AUX_LOSS, {D_T, D_E}, {PROB, COUNTS}, {LOSS}, .free = 2},
     {MOE_K_AUX_LOSS_BWD, {D_T, D_E}, {COUNTS}, {DPROB}, .back = 1, .add = 1, .free = 1},
     {MOE_K_SELECT, {D_T, D_LOCAL, D_K, D_LAST}, {EXPERT}, {SLOT}, .free = 1},
+    {MOE_K_SELECT, {D_T, D_LOCAL, D_K, D_LAST}, {EXPERT}, {SLOT, KEPT_EXPERT}, .free = 1},
+    {MOE_K_SPREAD, {D_T, D_E, D_K, D_P}, {EXPERT}, {PEER_SLOT, TOKENS_FOR}},
     {MOE_K_PERMUTE, {D_T, D_H, D_K, D_PADDED}, {X, KEPT_SLOT}, {SENT}},
     {MOE_K_PERMUTE_BWD, {D_T, D_H, D_K, D_PADDED}, {DSENT, KEPT_SLOT}, {DX}, .back = 1, .add = 1},
+    {MOE_K_PERMUTE_BWD, {D_T, D_H, D_K, D_PADDED}, {SENT, KEPT_SLOT}, {Y}, .add = 1},
+    {MOE_K_PERMUTE, {D_T, D_H, D_K, D_PADDED}, {DY, KEPT_SLOT}, {DSENT}, .back = 1},
     {MOE_K_SORT_ROWS, {D_P, D_LOCAL, D_H}, {ROWS, COUNTS}, {SORTED}, .add = 1},
     {MOE_K_UNSORT_ROWS, {D_P, D_LOCAL, D_H}, {DSORTED, COUNTS}, {DROWS}, .back = 1, .add = 1},
     {MOE_K_UNSORT_ROWS, {D_P, D_LOCAL, D_H}, {SORTED, COUNTS}, {ROWS}, .add = 1},

@@ -146,8 +146,38 @@ static void test_select(void **state)
     (void)state;
     const int32_t expert[] = {0, 1, 2, 3, -1, 1};
     int32_t slot[6];
-    moe_ref_select_f64(3, 2, 2, 1, expert, slot);
+    moe_ref_select_f64(3, 2, 2, 1, expert, slot, NULL);
     assert_memory_equal(slot, ((int32_t[]){-1, 0, 2, -1, -1, 1}), sizeof slot);
+    int32_t local[6];
+    moe_ref_select_f64(3, 2, 2, 1, expert, slot, local);
+    assert_memory_equal(slot, ((int32_t[]){-1, 0, 2, -1, -1, 1}), sizeof slot);
+    assert_memory_equal(local, ((int32_t[]){-1, 0, 1, -1, -1, 0}), sizeof local);
+}
+
+/* 6 experts on 3 members: token 0 has two of member 0, token 1 of members 2 and 0, token 2 one of member 2
+ * and one dropped, token 3 both dropped. */
+static void test_spread(void **state)
+{
+    (void)state;
+    const int32_t expert[] = {1, 0, 4, 1, -1, 5, -1, -1};
+    int32_t slot[12];
+    int64_t tokens_for[3] = {9, 9, 9};
+    moe_ref_spread_f64(4, 6, 2, 3, expert, slot, tokens_for);
+    assert_memory_equal(slot, ((int32_t[]){0, -1, -1, 1, -1, 2, -1, -1, 3, -1, -1, -1}), sizeof slot);
+    assert_memory_equal(tokens_for, ((int64_t[]){2, 0, 2}), sizeof tokens_for);
+    moe_ref_spread_f64(0, 6, 2, 3, NULL, NULL, tokens_for);
+    assert_memory_equal(tokens_for, ((int64_t[]){0, 0, 0}), sizeof tokens_for);
+}
+
+/* Integers are moved bit by bit, also those that are no numbers as float. */
+static void test_permute_integers(void **state)
+{
+    (void)state;
+    const int32_t ids[] = {-1, 3, INT32_MIN, 0x7f800001}, slot[] = {1, -1, 0, 2};
+    int32_t rows[6];
+    moe_ref_permute_f32(2, 2, 2, 3, (const float *)ids, slot, (float *)rows);
+    assert_memory_equal(rows, ((int32_t[]){INT32_MIN, 0x7f800001, -1, 3, INT32_MIN, 0x7f800001}),
+                        sizeof rows);
 }
 
 /* 1/2 * ((1/4 + 1/2) * 6 + (3/4 + 1/2) * 2) = 3.5; each prob costs half the count of its expert. */
@@ -365,6 +395,8 @@ int main(void)
         cmocka_unit_test(test_limit),
         cmocka_unit_test(test_limit_edges),
         cmocka_unit_test(test_select),
+        cmocka_unit_test(test_spread),
+        cmocka_unit_test(test_permute_integers),
         cmocka_unit_test(test_aux_loss),
         cmocka_unit_test(test_sort_rows),
         cmocka_unit_test(test_combine),

@@ -109,6 +109,54 @@ static void test_repeats(void **state)
     moe_routing_free(c);
 }
 
+/* More tokens than are counted at a time, each to every expert. */
+static void test_many_tokens(void **state)
+{
+    (void)state;
+    const int64_t tokens[] = {10000, 4096};
+    struct moe_routing *r = moe_routing_generate(1, 2, 4, 4, tokens, 1, 1);
+    for (int rank = 0; rank < 2; rank++) {
+        for (int e = 0; e < 4; e++) assert_int_equal(moe_routing_counts(r, 0, rank)[e], tokens[rank]);
+        for (int p = 0; p < 2; p++) assert_int_equal(moe_routing_peers(r, 0, rank, 2)[p], tokens[rank]);
+    }
+    moe_routing_free(r);
+}
+
+/* Groups of 1, 2, 3 and 6 split 6 experts of 6 ranks. Tokens with the experts 0 1, 2 5 and 4 3, then 4 5: by
+ * hand, with tokens counted in two calls. */
+static void test_peers_by_hand(void **state)
+{
+    (void)state;
+    const int32_t expert[] = {0, 1, 2, 5, 4, 3, 4, 5};
+    struct moe_routing *r = moe_routing_new(2, 6, 6, 2);
+    moe_routing_add(r, 1, 4, 3, expert);
+    moe_routing_add(r, 1, 4, 1, expert + 6);
+    assert_memory_equal(moe_routing_counts(r, 1, 4), ((int32_t[]){1, 1, 1, 1, 2, 2}), 24);
+    assert_memory_equal(moe_routing_peers(r, 1, 4, 1), ((int32_t[]){4}), 4);
+    assert_memory_equal(moe_routing_peers(r, 1, 4, 2), ((int32_t[]){2, 3}), 8);
+    assert_memory_equal(moe_routing_peers(r, 1, 4, 3), ((int32_t[]){1, 2, 3}), 12);
+    assert_memory_equal(moe_routing_peers(r, 1, 4, 6), ((int32_t[]){1, 1, 1, 1, 2, 2}), 24);
+    for (int P = 1; P <= 3; P++)
+        assert_memory_equal(moe_routing_peers(r, 1, 3, P), ((int32_t[3]){0}), (size_t)P * 4);
+    moe_routing_free(r);
+}
+
+/* Without skew a token has an expert of a given member of P with probability 1 - C(E - E/P, K) / C(E, K).
+ * With E = 16, K = 4, T = 40,000: P = 2: 1 - C(8,4) / C(16,4) = 1 - 70 / 1820 = 0.96154; P = 4: 1 - 495 /
+ * 1820 = 0.72802; P = 8: 1 - 1001 / 1820 = 0.45. Five deviations are at most 500. */
+static void test_peers_uniform(void **state)
+{
+    (void)state;
+    const int64_t tokens[] = {40000, 0, 0, 0, 0, 0, 0, 0};
+    static const int64_t expected[][2] = {{1, 40000}, {2, 38462}, {4, 29121}, {8, 18000}};
+    struct moe_routing *r = moe_routing_generate(1, 8, 16, 4, tokens, 0, 9);
+    for (int i = 0; i < 4; i++)
+        for (int p = 0; p < expected[i][0]; p++)
+            assert_in_range(moe_routing_peers(r, 0, 0, (int)expected[i][0])[p],
+                            expected[i][1] - (i ? 500 : 0), expected[i][1] + (i ? 500 : 0));
+    moe_routing_free(r);
+}
+
 /* 4,000 tokens, K = 4, E = 64. No skew: mean 250 rows an expert, deviation 15, the busiest of 64 some 3 of
  * them above. Zipf: one draw hits the heaviest with 1 / H(64) = 0.21, four rarely miss more than half.
  * Square: with 6 / pi^2 = 0.61 at once. */
@@ -186,6 +234,9 @@ static void test_load(void **state)
     assert_int_equal(n_counts(r), 16);
     assert_memory_equal(r->counts, counts, sizeof counts);
     assert_true(r->tokens[0] == 2 && r->tokens[1] == 2 && r->top_k == 2);
+    /* Layer 0: experts 0 1, r 3, so two members each; layer 1: 2 3, 1 3. */
+    assert_memory_equal(moe_routing_peers(r, 0, 0, 2), ((int32_t[]){2, 1}), 8);
+    assert_memory_equal(moe_routing_peers(r, 1, 1, 2), ((int32_t[]){1, 2}), 8);
     moe_routing_free(r);
     assert_int_equal(moe_routing_load(s, 0, &r), MOE_OK);
     assert_int_equal(moe_routing_counts(r, 1, 0)[0], 1);
@@ -250,13 +301,11 @@ static void test_load_refuses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_repeats),
-        cmocka_unit_test(test_skew),
-        cmocka_unit_test(test_order_per_layer),
-        cmocka_unit_test(test_load),
-        cmocka_unit_test(test_load_refuses),
+        cmocka_unit_test(test_sums),          cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_repeats),       cmocka_unit_test(test_many_tokens),
+        cmocka_unit_test(test_peers_by_hand), cmocka_unit_test(test_peers_uniform),
+        cmocka_unit_test(test_skew),          cmocka_unit_test(test_order_per_layer),
+        cmocka_unit_test(test_load),          cmocka_unit_test(test_load_refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -166,6 +166,28 @@ static void test_kernel(void **state)
     assert_true(device(f, BY_EXPERT, 0, 0, 0) == MOE_UNKNOWN);
 }
 
+/* Rank 1, layer 1, tokens with the experts 0, 1, 3: two for the first of two members. With four members there
+ * is one for each expert, so these are the counts: 111 and so on, with the three. As many as the dimension P
+ * says. */
+static void test_spread(void **state)
+{
+    struct fixture *f = *state;
+    struct moe_op spread = {.kind = MOE_KERNEL, .kernel = MOE_K_SPREAD, .n_writes = 1, .n_dims = 4};
+    moe_routing_add(f->r, 1, 1, 3, (int32_t[]){0, 1, 3});
+    spread.dims[3] = TWO;
+    spread.writes[0].buffer = RAGGED;
+    moe_values_kernel(f->v, &spread, 1, 1);
+    assert_int_equal(device(f, FIRST, 1, 1, 0), 2);
+    assert_true(host(f, FIRST, 1, 1, 0) == MOE_UNKNOWN);
+    spread.writes[0].buffer = SUMS;
+    moe_values_kernel(f->v, &spread, 1, 1);
+    assert_true(device(f, SUM_OF, 1, 1, 0) == MOE_UNKNOWN); /* fewer than the symbol has */
+    spread.dims[3] = FOUR;
+    moe_values_kernel(f->v, &spread, 1, 1);
+    const int64_t want[] = {111, 112, 112, 114};
+    for (int p = 0; p < 4; p++) assert_int_equal(device(f, SUM_OF, 1, 1, p), want[p]);
+}
+
 /* Group {0, 2}, layer 1. Rank 0 sends [100 101 | 102 103], rank 2 [120 121 | 122 123]: rank 2 gets
  * [102 103 | 122 123], rank 0 [100 101 | 120 121]. */
 static void test_alltoall(void **state)
@@ -273,8 +295,8 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(test_kernel),    TEST(test_alltoall),  TEST(test_ragged),
-        TEST(test_allreduce), TEST(test_host_sync), TEST(test_shift),
+        TEST(test_kernel),    TEST(test_alltoall), TEST(test_ragged), TEST(test_allreduce),
+        TEST(test_host_sync), TEST(test_spread),   TEST(test_shift),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

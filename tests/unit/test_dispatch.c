@@ -1,0 +1,137 @@
+/* What dispatchers send, against bytes counted by hand; and what check says when one rank sends something
+ * else.
+ *
+ * One layer, 4 ranks, groups of 2 (ranks 0 1 and 2 3), 4 experts, two on each member, top-2, hidden 8,
+ * float32. Every rank has the tokens {0 1}, {2 3}, {1 2} but rank 3, which has none. The members 0 1 of the
+ * first group send rows to each other, not to themselves; of the second, only rank 2 has something to send.
+ *   alltoall  Of the choices, three are of member 0 and three of member 1: each of ranks 0, 1, 2 sends 3 rows
+ * of 8. Together 9 rows x 8 x 4 bytes = 288. deepep    Member 0 has a choice of the tokens 0 and 2, member 1
+ * of 1 and 2: each sends 2 rows. Together 6 rows x 8 x 4 = 192 bytes; with each row the probabilities of 2
+ * experts, 6 x 2 x 4 = 48, and 2 choices, 48. Back as many rows of 8, and as much again backward. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "sim/check.h"
+#include "sim/simulate.h"
+#include "tests/fixture.h"
+
+static struct moe_sim_result simulated(const char *dispatcher)
+{
+    static const int32_t expert[] = {0, 1, 2, 3, 1, 2};
+    char text[512];
+    snprintf(text, sizeof text,
+             "model: {layers: 1, hidden: 8, ffn: 4, experts: 4, top_k: 2}\n"
+             "layout: {ranks: 4, expert_parallel: 2}\ntokens_per_rank: [3, 3, 3, 0]\ndispatcher: %s\n",
+             dispatcher);
+    struct moe_scenario *sc;
+    struct moe_topo *t;
+    struct moe_sim_result out;
+    assert_int_equal(moe_scenario_parse("dispatch.yaml", text, &sc), 0);
+    assert_int_equal(moe_topo_load("dgx_h100", &t), 0);
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_routing *r = moe_routing_new(1, 4, 4, 2);
+    for (int rank = 0; rank < 3; rank++) moe_routing_add(r, 0, rank, 3, expert);
+    assert_int_equal(moe_simulate(s, r, t, &out), 0);
+    moe_topo_free(t);
+    moe_routing_free(r);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+    return out;
+}
+
+static int64_t bytes_of(const struct moe_sim_result *out, const char *op)
+{
+    for (int i = 0; i < out->n_rows; i++)
+        if (!strcmp(out->rows[i].op, op)) return out->rows[i].bytes;
+    fail_msg("no %s", op);
+    return -1;
+}
+
+static void test_bytes(void **state)
+{
+    (void)state;
+    struct moe_sim_result out = simulated("alltoall");
+    assert_int_equal(bytes_of(&out, "layer forward dispatch"), 288);
+    assert_int_equal(bytes_of(&out, "layer forward combine"), 288);
+    moe_sim_free(&out);
+    out = simulated("deepep");
+    static const struct {
+        const char *op;
+        int64_t bytes;
+    } sent[] = {{"layer forward dispatch_tokens", 192},   {"layer forward dispatch_probs", 48},
+                {"layer forward dispatch_experts", 48},   {"layer forward combine", 192},
+                {"layer backward d_combine", 192},        {"layer backward d_dispatch_tokens", 192},
+                {"layer backward d_dispatch_probs", 48},  {"layer forward exchange_tokens", 4 * 8},
+                {"layer forward exchange_counts", 4 * 16}};
+    for (size_t i = 0; i < sizeof sent / sizeof *sent; i++)
+        assert_int_equal(bytes_of(&out, sent[i].op), sent[i].bytes);
+    moe_sim_free(&out);
+}
+
+/* Rank 2 sends back rows counted as elements, tells other ranks than its group, sends what it should receive,
+ * or sums what nothing wrote. */
+static void test_faults_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *op;
+        int check_class;
+    } fault[] = {{"combine", 1}, {"exchange_tokens", 2}, {"dispatch_probs", 1}, {"sum_parts", 6}};
+    for (int i = 0; i < 4; i++) {
+        struct moe_scenario *sc = fixture_scenario(4, 2, "6", "dispatcher: deepep");
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_routing *r = fixture_routing(sc);
+        struct moe_op *op = fixture_op(moe_schedule_split_role(s, 2), MOE_FORWARD, fault[i].op);
+        if (i == 0) op->send = s->exprs[op->send].a;
+        if (i == 1) op->comm = 2; /* edp */
+        if (i == 2) op->send = op->recv;
+        if (i == 3) op->reads[0] = fixture_op(&s->roles[0], MOE_BACKWARD, "d_sum_parts")->writes[0];
+        struct moe_verdicts v;
+        moe_check(s, r, &v);
+        assert_true(v.n >= 1);
+        assert_int_equal(v.item[0].check_class, fault[i].check_class);
+        assert_int_equal(v.item[0].n_ranks, 1);
+        assert_int_equal(v.item[0].ranks[0], 2);
+        assert_true(strstr(v.item[0].op, fault[i].op) || strstr(v.item[0].text, fault[i].op));
+        moe_verdicts_free(&v);
+        moe_routing_free(r);
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
+}
+
+/* Readers ask SPREAD for the size of the group. */
+static void test_malformed(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_scenario(4, 2, "6", "dispatcher: deepep");
+    struct moe_schedule *s = fixture_schedule(sc);
+    fixture_op(&s->roles[0], MOE_FORWARD, "spread")->n_dims = 3;
+    assert_int_equal(moe_schedule_check(s), MOE_EFAILED);
+    assert_string_equal(moe_error(), "malformed schedule: layer spread: dims of spread");
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
+static void test_refuses_capacity(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_scenario(4, 2, "6", "dispatcher: deepep\ncapacity: {rule: megatron}");
+    struct moe_schedule *s;
+    assert_int_equal(moe_lower(sc, &s), MOE_EINPUT);
+    assert_string_equal(moe_error(),
+                        "fixture.yaml: dispatcher deepep does not go with capacity rule megatron, "
+                        "expected dropless");
+    moe_scenario_free(sc);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes), cmocka_unit_test(test_faults_are_named),
+                                       cmocka_unit_test(test_malformed),
+                                       cmocka_unit_test(test_refuses_capacity)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
