@@ -196,7 +196,8 @@ void moe_regress_doubt(const struct moe_regress *r, const double *param, double 
         bool bound = param[p] <= r->least[p] * (1 + 1e-6) || param[p] >= r->most[p] * (1 - 1e-6);
         memcpy(copy, a, sizeof copy);
         unit[p] = 1;
-        for (int q = 0; q < r->n_params; q++) copy[q][q] += 1e-9; /* of no weight beside a row's */
+        /* Of no weight beside a row's; what no row depends on must not hinder the others. */
+        for (int q = 0; q < r->n_params; q++) copy[q][q] += 1e-9 + 1e-9 * a[q][q];
         bool told = !bound && a[p][p] > 1e-6 && solve(r->n_params, copy, unit);
         out[p] = told ? error * sqrt(fmax(unit[p], 0)) : INFINITY;
     }

@@ -46,7 +46,7 @@ struct draft {
 
 #define ERROR_OF(member)                                                                                     \
     {                                                                                                        \
-        "error", MOE_KEY_QUANTITY, FIELD(topo.member), .unit = MOE_UNIT_SHARE                                \
+        "error", MOE_KEY_QUANTITY, FIELD(topo.member), .max = 10, .unit = MOE_UNIT_SHARE                     \
     }
 
 static const char *const intra_kinds[] = {"switch", "shared", NULL};
@@ -100,7 +100,7 @@ static const char *const link_kinds[] = {"nvlink", "pcie", NULL};
     {key, MOE_KEY_QUANTITY, FIELD(topo.nccl.member), .unit = (size) < 1 ? MOE_UNIT_SECONDS : MOE_UNIT_BPS},
 #define ERROR(key, class, band)                                                                              \
     {                                                                                                        \
-        key, MOE_KEY_QUANTITY, FIELD(topo.nccl.error[class][band]), .unit = MOE_UNIT_SHARE                   \
+        key, MOE_KEY_QUANTITY, FIELD(topo.nccl.error[class][band]), .max = 10, .unit = MOE_UNIT_SHARE        \
     }
 static const struct moe_key nccl_keys[] = {
     {"version", MOE_KEY_TEXT, FIELD(version), .required = true},
@@ -121,9 +121,19 @@ static const struct moe_key nccl_keys[] = {
 
 #define UNIT_OF(size) ((size) > 1 ? MOE_UNIT_BPS : (size) == 0.01 ? MOE_UNIT_SHARE : MOE_UNIT_SECONDS)
 #define GEMM_PARAM(member, key, unit_, size, start, least, most, rows)                                       \
-    {key, MOE_KEY_QUANTITY, FIELD(topo.gemm.member), .required = true, .unit = UNIT_OF(size)},
+    {key,                                                                                                    \
+     MOE_KEY_QUANTITY,                                                                                       \
+     FIELD(topo.gemm.member),                                                                                \
+     .required = true,                                                                                       \
+     .max = (most) * (size),                                                                                 \
+     .unit = UNIT_OF(size)},
 #define EXPERTS_PARAM(member, key, unit_, size, start, least, most, rows)                                    \
-    {key, MOE_KEY_QUANTITY, FIELD(topo.experts.member), .required = true, .unit = UNIT_OF(size)},
+    {key,                                                                                                    \
+     MOE_KEY_QUANTITY,                                                                                       \
+     FIELD(topo.experts.member),                                                                             \
+     .required = true,                                                                                       \
+     .max = (most) * (size),                                                                                 \
+     .unit = UNIT_OF(size)},
 static const struct moe_key gemm_keys[] = {
     {"sms", MOE_KEY_INT, FIELD(sms), .required = true, .min = 1, .max = 4096},
     {"shared", MOE_KEY_QUANTITY, FIELD(shared_bytes), .required = true, .unit = MOE_UNIT_BYTES},
@@ -186,6 +196,12 @@ static int read_nccl(struct draft *d)
 {
     struct moe_nccl *p = &d->topo.nccl, start = {0};
     MOE_TRY(moe_yaml_read(d->nccl, nccl_keys, sizeof nccl_keys / sizeof *nccl_keys, d));
+#define X(member, key, unit, size, start_, rows)                                                             \
+    if (d->fitted && p->member == 0)                                                                         \
+        return moe_fail(MOE_EINPUT, "%s:%d: nccl is fitted, but has no %s", d->nccl->file, d->nccl->line,    \
+                        key);
+    MOE_NCCL_PARAMS(X)
+#undef X
     start.ring_channels = (int)d->ring_channels;
     start.ring_Bps = p->ring_Bps;
     moe_nccl_start(&start);

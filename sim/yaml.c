@@ -212,6 +212,8 @@ static int read_quantity(const char *text, const struct moe_key *key, double *at
     double value;
     MOE_TRY(moe_parse_quantity(text, key->unit, &value));
     if (value == 0 && key->min >= 0) return moe_fail(MOE_EINPUT, "expected more than 0, not '%s'", text);
+    if (key->max > 0 && value > key->max * (1 + 1e-12))
+        return moe_fail(MOE_EINPUT, "'%s' is too much for it", text);
     *at = value;
     return MOE_OK;
 }

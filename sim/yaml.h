@@ -30,7 +30,7 @@ void moe_yaml_free(struct moe_yaml *root);
 enum moe_key_kind {
     MOE_KEY_INT,      /* int64_t at offset; within [min, max] */
     MOE_KEY_REAL,     /* double, a plain number within [min, max] */
-    MOE_KEY_QUANTITY, /* double, a number with a unit; above 0 unless min < 0 */
+    MOE_KEY_QUANTITY, /* double, a number with a unit; above 0 unless min < 0, at most max */
     MOE_KEY_TEXT,     /* char[MOE_NAME] */
     MOE_KEY_CHOICE,   /* int: place in the NULL-ended list `choices` */
     MOE_KEY_NODE,     /* const struct moe_yaml *: the value itself, read by the caller; borrowed */
@@ -42,7 +42,7 @@ struct moe_key {
     enum moe_key_kind kind;
     size_t offset;
     bool required;
-    double min, max;            /* INT, REAL */
+    double min, max;            /* INT, REAL; QUANTITY: max, 0: none */
     enum moe_unit unit;         /* QUANTITY */
     const char *const *choices; /* CHOICE */
 };

@@ -108,6 +108,12 @@ static void says_what_rows_do_not_tell(void **state)
     assert_true(isinf(doubt[LINK]));
     assert_true(doubt[LATENCY] > 1 && doubt[HOP] > 1);
     assert_true(doubt[COPIES] < 0.2);
+    /* However much the rows weigh, the two that they do not tell apart do not hide the one that they tell. */
+    double heavy[ROWS];
+    for (int i = 0; i < ROWS; i++) heavy[i] = 1e6;
+    r.weight = heavy;
+    moe_regress_doubt(&r, truth, 0.05, doubt);
+    assert_true(doubt[COPIES] < 0.2 && isinf(doubt[LINK]));
 }
 
 int main(void)

@@ -235,6 +235,43 @@ static void a_host_has_cores(void **state)
     assert_non_null(strstr(moe_error(), "yaml:6: slice: expected 1 us or more, not '1e-8 us'"));
 }
 
+/* What a block nccl leaves out stands where a fit starts, unless it was fitted; port is what the links have.
+ */
+static void a_machine_has_channels(void **state)
+{
+    (void)state;
+    static const char facts[] =
+        "version: 2.27.7, arch: 90, links: nvlink, ring_channels: 12, ring_channel: 30 GB/s";
+    static const struct {
+        const char *rest, *message;
+    } cases[] = {
+        {", p2p_small: 2000 %, source: a}\n", "yaml:6: p2p_small: '2000 %' is too much"},
+        {", fitted: ring/ll, source: a}\n", "yaml:6: nccl is fitted, but has no ll_base"},
+        {", fitted: ring/lll, source: a}\n", "yaml:6: nccl is fitted"},
+        {", port: 300, source: a}\n", "yaml:6: port: no unit in '300' (write 300 GB/s)"},
+        {", ll_bas: 3 us, source: a}\n", "yaml:6: unknown key 'll_bas' (did you mean 'll_base'?)"},
+        {", source: a}\nexperts: {source: a}\n", "yaml:7: experts needs a block gemm"},
+        {", source: a}\ngemm: {sms: 132, shared: 1 KiB, peak: 1 TFLOP/s, peak_memory: 1 TB/s, shared_rate: 1 "
+         "TB/s,"
+         " launch: 1 us, step: 1 us, matmul_share: 200 %}\n",
+         "yaml:7: matmul_share: '200 %' is too much"},
+    };
+    struct moe_topo *t;
+    char both[1024];
+    snprintf(both, sizeof both, "%snccl: {%s, ll_step: 2 us, p2p_large: 5 %%, source: a}\n", inter, facts);
+    assert_int_equal(load_text(top, gpu, intra, both, &t), MOE_OK);
+    assert_true(t->nccl.release && t->nccl.arch == 90 && t->nccl.nvlink && t->nccl.ring_channels == 12);
+    assert_true(NEAR(t->nccl.ll_step_s, 2e-6) && NEAR(t->nccl.ll_base_s, 6e-6));
+    assert_true(NEAR(t->nccl.error[MOE_NCCL_P2P][2], 0.05) && NEAR(t->intra_Bps, 0.94 * 360e9));
+    moe_topo_free(t);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(both, sizeof both, "%snccl: {%s%s", inter, facts, cases[i].rest);
+        assert_int_equal(load_text(top, gpu, intra, both, &t), MOE_EINPUT);
+        if (!strstr(moe_error(), cases[i].message))
+            fail_msg("'%s' does not hold '%s'", moe_error(), cases[i].message);
+    }
+}
+
 static void names_are_looked_up(void **state)
 {
     (void)state;
@@ -260,11 +297,17 @@ int main(void)
 {
     unsetenv("MOESIM_TOPOLOGIES");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shipped_files_load),      cmocka_unit_test(paths_through_a_switch),
-        cmocka_unit_test(paths_over_a_shared_bus), cmocka_unit_test(gpus_spread_over_nics),
-        cmocka_unit_test(alltoall_of_eight_nodes), cmocka_unit_test(loader_refuses),
-        cmocka_unit_test(a_host_has_cores),        cmocka_unit_test(names_are_looked_up),
-        cmocka_unit_test(pairs_share_a_nic),       cmocka_unit_test(racks_of_72),
+        cmocka_unit_test(shipped_files_load),
+        cmocka_unit_test(paths_through_a_switch),
+        cmocka_unit_test(paths_over_a_shared_bus),
+        cmocka_unit_test(gpus_spread_over_nics),
+        cmocka_unit_test(alltoall_of_eight_nodes),
+        cmocka_unit_test(loader_refuses),
+        cmocka_unit_test(a_host_has_cores),
+        cmocka_unit_test(a_machine_has_channels),
+        cmocka_unit_test(names_are_looked_up),
+        cmocka_unit_test(pairs_share_a_nic),
+        cmocka_unit_test(racks_of_72),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
