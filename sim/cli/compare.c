@@ -148,15 +148,17 @@ static json_t *row_json(const struct moe_grid *g, const struct moe_variant *v, b
 static bool print_table(const struct moe_grid *g)
 {
     json_t *rows = json_array();
-    bool drops = false, pads = false, sure = false;
+    bool drops = false, pads = false, sure = false, unsure = false;
     for (int i = 0; i < g->n_ok; i++) {
         drops |= ranked(g, i)->kept.dropped > 0;
         pads |= ranked(g, i)->kept.padded > 0;
         sure |= !isnan(ranked(g, i)->r.step_error);
+        unsure |= isnan(ranked(g, i)->r.step_error);
     }
     for (int i = 0; i < g->n_ok; i++)
         json_array_append_new(rows, row_json(g, ranked(g, i), drops, pads, sure));
     moe_print_rows(rows);
+    if (sure && unsure) puts("\nnot known: the machine is not calibrated for it, so its place may be another.");
     return drops;
 }
 

@@ -101,4 +101,10 @@ awk -v rows="$(value chosen_rows)" -v tokens="$(value tokens)" -v k="$(value top
     -v share="$dropped" -v pads="$padded" 'BEGIN {
         exit !(rows == tokens * k * layers && d > 0 && d / rows - share < 1e-9 && share - d / rows < 1e-9 &&
             p / rows - pads < 1e-9 && pads - p / rows < 1e-9) }' || fail 'simulate drops other rows'
+
+# Variants with and without an interval: that is said, and only then.
+sed '$a dtype: bfloat16' "$small" > half.yaml
+expect 0 '^not known: the machine is not calibrated' compare half.yaml --vary topology=h100_sxm,pcie_box
+expect 0 '+-[0-9]* %' compare half.yaml --vary topology=h100_sxm,dgx_h100
+grep -q 'not known' out && fail "$(cat out)"
 finish
