@@ -6,8 +6,9 @@
 
 /* Where the members are. */
 struct shape {
-    int n, nodes, per_node;
-    int rings;
+    int n, nodes, rings;
+    int *member; /* [n] places in the group, node by node, as they come */
+    int *first;  /* [nodes + 1] of each node, in member */
 };
 
 static int node_of(const struct moe_topo *t, int rank)
@@ -15,22 +16,38 @@ static int node_of(const struct moe_topo *t, int rank)
     return rank / (int)t->gpus_per_node;
 }
 
-/* Members of a node follow one another, as many in each: else there is one ring, in the members' order. */
+/* As many rings as every node has NICs and members for. */
 static struct shape shape_of(const struct moe_topo *t, int n, const int *rank)
 {
-    struct shape s = {.n = n, .nodes = 1, .per_node = n, .rings = 1};
-    bool even = true;
-    for (int i = 1; i < n; i++)
-        if (node_of(t, rank[i]) != node_of(t, rank[i - 1])) {
-            if (s.nodes == 1) s.per_node = i;
-            even &= i % s.per_node == 0;
-            s.nodes++;
-        } else {
-            even &= s.nodes == 1 || i % s.per_node != 0;
+    struct shape s = {.n = n, .rings = n};
+    int n_nodes = 0;
+    for (int i = 0; i < n; i++)
+        if (node_of(t, rank[i]) >= n_nodes) n_nodes = node_of(t, rank[i]) + 1;
+    int *count = moe_alloc((size_t)n_nodes, sizeof *count), *at = moe_alloc((size_t)n_nodes, sizeof *at);
+    s.member = moe_alloc((size_t)n, sizeof *s.member);
+    s.first = moe_alloc((size_t)n + 1, sizeof *s.first);
+    for (int i = 0; i < n; i++) count[node_of(t, rank[i])]++;
+    for (int i = 0; i < n; i++) {
+        int node = node_of(t, rank[i]);
+        if (count[node] > 0) { /* its first member */
+            at[node] = s.first[s.nodes];
+            s.first[++s.nodes] = at[node] + count[node];
+            if (count[node] < s.rings) s.rings = count[node];
+            count[node] = 0;
         }
-    if (s.nodes == 1 || !even || n % s.per_node || n / s.per_node != s.nodes) return s;
-    s.rings = (int)(s.per_node < t->nics_per_node ? s.per_node : t->nics_per_node);
+        s.member[at[node]++] = i;
+    }
+    if (t->nics_per_node < s.rings) s.rings = (int)t->nics_per_node;
+    if (s.nodes == 1) s.rings = 1;
+    free(count);
+    free(at);
     return s;
+}
+
+static void free_shape(struct shape *s)
+{
+    free(s->member);
+    free(s->first);
 }
 
 static int64_t sum(const int64_t *bytes, int n)
@@ -45,9 +62,9 @@ static struct moe_nccl_case case_of(const struct moe_moved *m, int64_t bytes)
     return (struct moe_nccl_case){m->kind, m->n, bytes, m->type_bytes, m->is_float};
 }
 
-static bool has_nccl(const struct moe_topo *t, const struct shape *s)
+static bool has_nccl(const struct moe_topo *t, int nodes, int n)
 {
-    return t->nccl.release && s->nodes == 1 && s->n > 1;
+    return t->nccl.release && nodes == 1 && n > 1;
 }
 
 /* ---- all-to-all ---- */
@@ -64,20 +81,30 @@ static double collisions(const struct moe_topo *t, int far)
     return 1 / (1 - (1 - p) * mode);
 }
 
-static void add_pair(const struct moe_topo *t, const struct moe_moved *m, int from, int to, int after,
-                     double wire, struct moe_plan *out)
+/* Pairs of all kinds are launched together. */
+static double far_launch_s(const struct moe_topo *t, int n)
+{
+    return t->nccl.release ? moe_nccl_pair(&t->nccl, n, 1, false).delay_s : 0;
+}
+
+static void add_pair(const struct moe_topo *t, const struct moe_moved *m, int from, int to, double far_wire,
+                     struct moe_plan *out)
 {
     int a = m->rank[from], b = m->rank[to];
-    struct moe_sent sent = {.from = a, .to = b, .after = after, .bytes = m->bytes[from * (int64_t)m->n + to]};
+    struct moe_sent sent = {.from = a, .to = b, .after = -1, .bytes = m->bytes[from * (int64_t)m->n + to]};
     bool near = node_of(t, a) == node_of(t, b);
-    if (t->nccl.release && near && m->n > 1) {
+    if (t->nccl.release && m->n > 1) {
         struct moe_nccl_part part = moe_nccl_pair(&t->nccl, m->n, sent.bytes, a == b);
         sent.delay_s = part.delay_s;
         sent.rate_Bps = part.rate_Bps;
         sent.wire = part.wire;
-    } else {
+    }
+    if (!near) {
+        sent.delay_s = moe_topo_latency_s(t, a, b) + far_launch_s(t, m->n);
+        sent.rate_Bps = 0;
+        sent.wire = far_wire;
+    } else if (!t->nccl.release || m->n == 1) {
         sent.delay_s = moe_topo_latency_s(t, a, b);
-        if (!near) sent.wire = wire;
     }
     moe_plan_add(out, sent);
 }
@@ -85,27 +112,26 @@ static void add_pair(const struct moe_topo *t, const struct moe_moved *m, int fr
 static void alltoall(const struct moe_topo *t, const struct moe_moved *m, struct moe_plan *out)
 {
     for (int from = 0; from < m->n; from++) {
-        int last = -1, far = 0; /* last: in its node */
+        int far = 0;
         for (int to = 0; to < m->n; to++) far += node_of(t, m->rank[from]) != node_of(t, m->rank[to]);
-        double wire = collisions(t, far);
-        for (int pass = 0; pass <= 1; pass++)
-            for (int i = 0; i < m->n; i++) {
-                int to = (from + i) % m->n;
-                bool is_far = node_of(t, m->rank[from]) != node_of(t, m->rank[to]);
-                if (is_far != pass || !m->bytes[from * (int64_t)m->n + to]) continue;
-                add_pair(t, m, from, to, pass && t->nccl.release ? last : -1, wire, out);
-                if (!pass) last = out->n - 1;
-            }
+        double far_wire = collisions(t, far);
+        for (int i = 0; i < m->n; i++) {
+            int to = (from + i) % m->n;
+            if (m->bytes[from * (int64_t)m->n + to]) add_pair(t, m, from, to, far_wire, out);
+        }
     }
 }
 
 /* ---- rings ---- */
 
-/* Member at a place of a ring: in each node they are turned so that the first is next to the ring's NIC. */
-static int member_at(const struct shape *s, int ring, int place)
+/* The members in the order of a ring: in each node they are turned, so that the first is next to the ring's
+ * NIC. order [n]. */
+static void order_of(const struct shape *s, int ring, int *order)
 {
-    int node = place % s->n / s->per_node, i = (place + ring * s->per_node / s->rings) % s->per_node;
-    return s->rings > 1 ? node * s->per_node + i : place % s->n;
+    for (int node = 0; node < s->nodes; node++) {
+        int first = s->first[node], n = s->first[node + 1] - first;
+        for (int i = 0; i < n; i++) order[first + i] = s->member[first + (i + ring * n / s->rings) % n];
+    }
 }
 
 /* What a member hands on to the next, in all. */
@@ -130,7 +156,7 @@ struct steps {
 static struct steps steps_of(const struct moe_topo *t, const struct moe_nccl_case *c, const struct shape *s)
 {
     double node_Bps = t->nic_Bps * (double)t->nics_per_node;
-    if (t->nccl.release && s->nodes > 1 && s->n % s->nodes == 0) {
+    if (t->nccl.release && s->nodes > 1) {
         struct moe_nccl_far far = moe_nccl_far(&t->nccl, c, s->nodes, node_Bps);
         return (struct steps){far.latency_s, far.wire};
     }
@@ -143,16 +169,20 @@ static void rings(const struct moe_topo *t, const struct moe_moved *m, const str
 {
     struct moe_nccl_case c = case_of(m, all);
     struct steps steps = steps_of(t, &c, s);
-    for (int ring = 0; ring < s->rings; ring++)
+    int *order = moe_alloc((size_t)s->n, sizeof *order);
+    for (int ring = 0; ring < s->rings; ring++) {
+        order_of(s, ring, order);
         for (int place = 0; place < s->n; place++) {
-            int i = member_at(s, ring, place), next = member_at(s, ring, place + 1);
+            int i = order[place], next = order[(place + 1) % s->n];
             int64_t bytes = handed_on(m, all, i, next);
             struct moe_sent sent = {.from = m->rank[i], .to = m->rank[next], .after = -1};
-            sent.bytes = bytes * (ring + 1) / s->rings - bytes * ring / s->rings;
+            sent.bytes = bytes / s->rings + (ring < bytes % s->rings);
             sent.delay_s = steps.latency_s;
             sent.wire = steps.wire;
             if (sent.bytes) moe_plan_add(out, sent);
         }
+    }
+    free(order);
 }
 
 /* On one node, by NCCL's channels. */
@@ -180,7 +210,6 @@ static void channels(const struct moe_topo *t, const struct moe_moved *m, int64_
 
 void moe_collective_plan(const struct moe_topo *t, const struct moe_moved *m, struct moe_plan *out)
 {
-    struct shape s = shape_of(t, m->n, m->rank);
     out->n = 0;
     out->together = m->kind != MOE_ALLTOALL;
     if (m->kind == MOE_ALLTOALL) {
@@ -189,10 +218,12 @@ void moe_collective_plan(const struct moe_topo *t, const struct moe_moved *m, st
     }
     int64_t all = m->kind == MOE_ALLREDUCE ? m->bytes[0] : sum(m->bytes, m->n);
     if (m->n < 2 || !all) return;
-    if (has_nccl(t, &s))
+    struct shape s = shape_of(t, m->n, m->rank);
+    if (has_nccl(t, s.nodes, s.n))
         channels(t, m, all, out);
     else
         rings(t, m, &s, all, out);
+    free_shape(&s);
 }
 
 /* nccl-tests' size: the most that a member sends, or the whole buffer. */
@@ -209,44 +240,45 @@ static int64_t size_of(const struct moe_moved *m)
 
 double moe_collective_error(const struct moe_topo *t, const struct moe_moved *m)
 {
-    struct shape s = shape_of(t, m->n, m->rank);
-    if (s.nodes > 1) return t->inter_error;
-    if (!has_nccl(t, &s)) return t->intra_error;
+    bool one_node = true;
+    for (int i = 1; i < m->n; i++) one_node &= node_of(t, m->rank[i]) == node_of(t, m->rank[0]);
+    if (!one_node) return t->inter_error;
+    if (!has_nccl(t, 1, m->n)) return t->intra_error;
     struct moe_nccl_case c = case_of(m, size_of(m));
     return moe_nccl_error(&t->nccl, &c);
 }
 
 /* ---- closed forms ---- */
 
-static double alltoall_s(const struct moe_topo *t, const struct shape *s, int64_t bytes)
+static double alltoall_s(const struct moe_topo *t, int n, int per_node, int64_t bytes)
 {
-    double b = (double)bytes, near = s->per_node - 1, far = s->n - s->per_node;
+    double b = (double)bytes, near = per_node - 1, far = n - per_node;
     double nic_Bps = t->nic_Bps * (double)t->nics_per_node / (double)t->gpus_per_node;
     double far_s = far > 0 ? t->inter_latency_s + far * b * collisions(t, (int)far) / nic_Bps : 0;
     double self_s = 2 * b / t->memory_Bps;
-    if (!t->nccl.release || s->n == 1)
+    if (!t->nccl.release || n == 1)
         return fmax(far_s, fmax(near > 0 ? t->intra_latency_s + near * b / t->intra_Bps : 0, self_s));
-    struct moe_nccl_part part = moe_nccl_pair(&t->nccl, s->n, bytes, false);
-    double wire = b * part.wire, near_s = fmax(wire / part.rate_Bps, near * wire / t->intra_Bps);
-    return part.delay_s + (near > 0 ? near_s : fmax(wire / part.rate_Bps, self_s)) + far_s;
+    struct moe_nccl_part part = moe_nccl_pair(&t->nccl, n, bytes, per_node == 1);
+    double wire = b * part.wire, own_s = fmax(wire / part.rate_Bps, near > 0 ? 0 : self_s);
+    double near_s = part.delay_s + fmax(own_s, near * wire / t->intra_Bps);
+    return far > 0 ? fmax(near_s, far_s + far_launch_s(t, n)) : near_s;
 }
 
 double moe_collective_s(const struct moe_topo *t, enum moe_collective kind, int n, int64_t bytes,
                         int type_bytes, bool is_float)
 {
-    int per_node = n < t->gpus_per_node ? n : (int)t->gpus_per_node, nodes = n / per_node;
-    struct shape s = {n, nodes, per_node, 1};
-    if (kind == MOE_ALLTOALL) return alltoall_s(t, &s, bytes);
+    int per_node = n < t->gpus_per_node ? n : (int)t->gpus_per_node;
+    struct shape s = {.n = n, .nodes = n / per_node, .rings = 1};
+    if (kind == MOE_ALLTOALL) return alltoall_s(t, n, per_node, bytes);
     if (n < 2 || !bytes) return 0;
     double all = (double)bytes * (kind == MOE_ALLREDUCE ? 1 : n);
     struct moe_nccl_case c = {kind, n, (int64_t)all, type_bytes, is_float};
-    if (has_nccl(t, &s)) return moe_nccl_s(&t->nccl, &c);
+    if (has_nccl(t, s.nodes, n)) return moe_nccl_s(&t->nccl, &c);
     struct steps steps = steps_of(t, &c, &s);
-    if (nodes > 1) s.rings = (int)(per_node < t->nics_per_node ? per_node : t->nics_per_node);
-    double sent = steps.wire * passes(kind) * all * (n - 1) / n,
-           far_s = nodes > 1 ? sent / s.rings / t->nic_Bps : 0;
+    if (s.nodes > 1) s.rings = (int)(per_node < t->nics_per_node ? per_node : t->nics_per_node);
+    double sent = steps.wire * passes(kind) * all * (n - 1) / n;
+    double far_s = s.nodes > 1 ? sent / s.rings / t->nic_Bps : 0;
     /* Of a node's rings all but one cross any link in it, where the GPU is not the last of its node. */
-    double near = nodes > 1 ? (double)(per_node - 1) / per_node : 1;
-    if (nodes > 1 && s.rings < per_node) near = 1;
+    double near = s.nodes > 1 && s.rings == per_node ? (double)(per_node - 1) / per_node : 1;
     return steps.latency_s + fmax(per_node > 1 ? near * sent / t->intra_Bps : 0, far_s);
 }

@@ -1,7 +1,6 @@
 /* collective - the flows of a collective, from the bytes of its members.
  *
- *   alltoall       one flow per pair. On several nodes those between nodes start when the last of their
- *                  sender's in its node has ended, as NCCL's rails do.
+ *   alltoall       one flow per pair, all launched together.
  *   allgather      a ring: block i starts at member i and is passed on n - 1 times. The one link that it does
  *                  not cross leads back to i, so member i sends on all blocks but that of the next.
  *   reducescatter  the same ring with sums: block i starts at the member after i and ends at i. The one link
@@ -9,8 +8,8 @@
  *   allreduce      both, one after the other, with equal blocks; or through the switches (NVLS): each member
  *                  sends all of it once.
  * In a ring every block is cut so finely that all links are busy from start to end, so a member's part is one
- * flow. Over several nodes there are as many rings as a node has NICs, each with a share of every block, and
- * each turned so that every NIC is crossed by one of them.
+ * flow. Over several nodes there are as many rings as every node has NICs and members for, each with a share
+ * of every block, through the members node by node, and turned so that every NIC is crossed by one of them.
  * Machines whose topology has a block `nccl` take the latencies and rates of nccl.h on one node; over
  * several, the latency and protocol of what NCCL runs there (ring, tree, PAT), and what the links allow,
  * which is as much for each of them. Else a flow takes its path's latency, once or for each step of a ring.

@@ -77,7 +77,8 @@ static double choose(const struct moe_nccl *p, const struct moe_nccl_case *c, in
     struct moe_nccl_machine machine = {.release = &release,
                                        .arch = p->arch,
                                        .nodes = nodes,
-                                       .ranks_per_node = c->ranks / nodes,
+                                       .ranks_per_node =
+                                           (c->ranks + nodes - 1) / nodes, /* uneven nodes: as the fullest */
                                        .ring = ring,
                                        .tree = ring,
                                        .nvls = nvls,

@@ -2,18 +2,24 @@
  *
  * A channel is a block of threads of a GPU that moves one share of a collective. What it moves a second is
  * its own, whatever the links allow; so are the latencies of a launch, of a step of a ring and of a peer.
- * NCCL runs the algorithm and protocol that its own cost model (nccl_tuning.h) expects to be fastest. ring k
- * steps, n - 1, all-reduce 2 (n - 1). In each a GPU hands on a block of S / n, split over the channels: x
- * bytes each. LL, LL128  base + steps (step + max(x / channel, wire x channels / port)) + x / channel, twice
- *                        the channel's rate where a step adds up (it writes once, a step that hands on twice)
- *             Simple     base + steps (hop + max(sync + x / channel, x channels / port)) + the last block
- *   nvls    base + (S + what fills the pipeline) / (the switch's share of the port)
- *   all-to-all (point to point)  peers share the 32 channels, c each: NCCL's part size is 64 KiB. x = b / c.
- *             LL         base + peers' latency + x / channel
- *             Simple     the same and a set-up for each channel + max(x / channel, bytes / port), and the
- * part of the first chunk that nothing overlaps Here are the numbers that do not depend on who else uses a
- * link; plans of flows are in collective.h. Sizes met: 2 to 8 ranks (GB200 4) of 512 B to 512 MiB, for which
- * it was made (tests/bench/accuracy.sh). */
+ * NCCL runs the algorithm and protocol that its own cost model (nccl_tuning.h) expects to be fastest.
+ *
+ * A ring has n - 1 steps, an all-reduce 2 (n - 1). In each a GPU hands on a block of S / n, split over the
+ * channels, x bytes each:
+ *
+ *   LL, LL128  base + steps (step + max(x / channel, wire x channels / port)) + x / channel; twice the rate
+ *              of a channel where a step adds up, since it writes once, and a step that hands on twice
+ *   Simple     base + steps (hop + max(sync + x / channel, x channels / port)) + the last block
+ *   NVLS       base + (S + what fills the pipeline) / (the switch's share of the port)
+ *
+ * In an all-to-all (point to point) peers share 32 channels, parts of 64 KiB each, x = b / parts:
+ *
+ *   LL         base + peers' latency + x / channel
+ *   Simple     the same and a set-up for each part + max(x / channel, bytes / port), and what nothing
+ *              overlaps of the first chunk
+ *
+ * Here are the numbers that do not depend on who else uses a link; plans of flows are in collective.h. Sizes
+ * met: 2 to 8 ranks (GB200 4) of 512 B to 512 MiB, for which it was made (tests/bench/accuracy.sh). */
 #ifndef MOE_NCCL_H
 #define MOE_NCCL_H
 

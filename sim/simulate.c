@@ -485,11 +485,12 @@ static void make_ranks(struct sim *sim)
 }
 
 /* Errors of one kind go the same way, those of kernels and collectives their own; of these only the exposed
- * part is seen. */
+ * part is seen. Members wait for what kernels of others take longer. */
 static double step_error(const struct moe_sim_result *out, double comm_error_us, double kernels_error)
 {
     double comm_us = out->comm_us > 0 ? comm_error_us / out->comm_us * out->exposed_us : 0;
-    double kernels_us = out->compute_us > 0 ? out->compute_us * (kernels_error > 0 ? kernels_error : NAN) : 0;
+    double us = out->compute_us + out->waiting_us,
+           kernels_us = us * (kernels_error > 0 || !us ? kernels_error : NAN);
     return out->step ? hypot(comm_us, kernels_us) / ((double)out->step * 1e-6) : 0;
 }
 

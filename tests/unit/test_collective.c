@@ -149,30 +149,77 @@ static void unequal_blocks(void **state)
     close_machine(&t);
 }
 
-/* Nodes of 2, 3 and 1 members, and one met again: one ring, in the members' order. */
+static double time_of(const struct moe_topo *t, enum moe_collective kind, int n, const int *rank,
+                      const int64_t *bytes)
+{
+    struct moe_plan plan = {0};
+    moe_collective_plan(t, &(struct moe_moved){kind, n, rank, bytes, 4, true}, &plan);
+    double time_s = (double)moe_plan_time(t, &plan) * 1e-12;
+    free(plan.flow);
+    return time_s;
+}
+
+/* Nodes of 8 and 7, of 8 and 6, ... have as many rings as the smaller one has members, each over a NIC of its
+ * own: 2 (n - 1) / n of the buffer by rings at 50 GB/s, behind 2 (n - 2) steps of 3 us and 2 of 15 us. */
+static void nodes_of_different_sizes(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(3, false);
+    const int64_t bytes = INT64_C(840) << 20;
+    int rank[16];
+    for (int i = 0; i < 16; i++) rank[i] = i;
+    moe_topo_build(&t, 16);
+    for (int n = 10; n <= 16; n++) {
+        double expected_s = 2.0 * (n - 1) / n * (double)bytes / (n - 8) / 50e9 + 2 * ((n - 2) * 3e-6 + 15e-6);
+        double near_s = 2.0 * (n - 1) / n * (double)bytes / 370e9;
+        double time_s = time_of(&t, MOE_ALLREDUCE, n, rank, &bytes);
+        if (fabs(time_s - expected_s) > 1e-6 * expected_s && time_s > near_s * 1.01)
+            fail_msg("%d ranks: %g s, expected %g", n, time_s, expected_s);
+    }
+    close_machine(&t);
+}
+
+/* Members may come in any order: the rings go through them node by node. */
 static void members_out_of_order(void **state)
 {
     (void)state;
     struct moe_topo t = machine(3, false);
-    int rank[6] = {0, 1, 8, 9, 10, 2};
-    int64_t block[6] = {8000, 8000, 8000, 8000, 8000, 8000};
-    struct moe_plan plan = {0};
+    int rank[8] = {0, 1, 2, 3, 8, 9, 10, 11}, mixed[8] = {0, 8, 1, 9, 2, 10, 3, 11};
+    int64_t bytes[8];
+    for (int i = 0; i < 8; i++) bytes[i] = 8000000;
     moe_topo_build(&t, 16);
-    moe_collective_plan(&t, &(struct moe_moved){MOE_ALLGATHER, 6, rank, block, 4, true}, &plan);
-    assert_int_equal(plan.n, 6);
-    for (int i = 0; i < 6; i++) {
-        assert_int_equal(plan.flow[i].from, rank[i]);
-        assert_int_equal(plan.flow[i].to, rank[(i + 1) % 6]);
-        assert_int_equal(plan.flow[i].bytes, 40000);
-    }
-    free(plan.flow);
+    for (int kind = MOE_ALLREDUCE; kind < MOE_COLLECTIVE_COUNT; kind++)
+        assert_true(time_of(&t, (enum moe_collective)kind, 8, rank, bytes) ==
+                    time_of(&t, (enum moe_collective)kind, 8, mixed, bytes));
     close_machine(&t);
+}
+
+/* A byte more to a neighbour does not make a rank's large messages quicker. */
+static void more_bytes_take_no_less(void **state)
+{
+    (void)state;
+    for (uint64_t stream = 40; stream < 80; stream++) {
+        struct moe_topo t = machine(stream, true);
+        int rank[16];
+        int64_t bytes[256] = {[1] = INT64_C(256) << 20, [8] = INT64_C(256) << 20};
+        for (int i = 0; i < 16; i++) rank[i] = i;
+        moe_topo_build(&t, 16);
+        double before_s = time_of(&t, MOE_ALLTOALL, 16, rank, bytes);
+        for (int i = 0; i < 16; i++) {
+            bool there = bytes[i] > 0;
+            bytes[i]++;
+            assert_true(time_of(&t, MOE_ALLTOALL, 16, rank, bytes) >= before_s * (1 - 1e-9));
+            if (!there) bytes[i] = 0;
+        }
+        close_machine(&t);
+    }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(plans_equal_closed_forms),
-                                       cmocka_unit_test(unequal_blocks),
-                                       cmocka_unit_test(members_out_of_order)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plans_equal_closed_forms), cmocka_unit_test(unequal_blocks),
+        cmocka_unit_test(nodes_of_different_sizes), cmocka_unit_test(members_out_of_order),
+        cmocka_unit_test(more_bytes_take_no_less)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

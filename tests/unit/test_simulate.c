@@ -430,7 +430,7 @@ static void test_interval(void **state)
         struct moe_sim_result out = run(&b, NULL, &t);
         if (known == 2)
             assert_near(out.step_error * (double)out.step / US,
-                        hypot(0.1 * out.compute_us, 0.2 * out.exposed_us));
+                        hypot(0.1 * (out.compute_us + out.waiting_us), 0.2 * out.exposed_us));
         assert_int_equal(isnan(out.step_error) != 0, known < 2);
         moe_sim_free(&out);
         t.kernel_error = 0.1;
