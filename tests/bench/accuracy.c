@@ -1,6 +1,8 @@
 /* accuracy.c - see accuracy.h.
  *
- * Usage: bench_accuracy [--csv FILE] [PART...]; without PART all. Exit code 5 when a bar is missed. */
+ * Usage: bench_accuracy [--csv FILE] [--out FILE] [PART...]; without PART all. Exit code 5 when a bar is
+ * missed. --csv: all predicted rows. --out: those that are times, with the columns of accuracy.sh (machine,
+ * op, dtype, num_gpus, size_bytes, predicted_us), appended without a header once all parts are done. */
 #include "tests/bench/accuracy.h"
 
 #include <math.h>
@@ -19,6 +21,7 @@ static const struct part {
 
 void accuracy_stop(int err)
 {
+    fflush(stdout);
     fprintf(stderr, "bench_accuracy: %s\n", moe_error());
     exit(moe_exit_code(err));
 }
@@ -29,18 +32,27 @@ void accuracy_row(struct accuracy *a, const char *machine, const char *op, const
                   int64_t bytes, const char *band, double measured_s, double predicted_s, double low_s,
                   double high_s)
 {
-    moe_assert(measured_s > 0 && predicted_s > 0 && low_s <= high_s);
+    bool interval = !isnan(low_s);
+    moe_assert(measured_s > 0 && predicted_s > 0 && (interval ? low_s <= high_s : isnan(high_s)));
     a->point = moe_grow(a->point, &a->cap, a->n + 1, sizeof *a->point);
     struct accuracy_point *p = &a->point[a->n++];
     moe_copy_name(p->machine, machine);
     moe_copy_name(p->op, op);
     moe_copy_name(p->band, band);
-    p->error = predicted_s / measured_s - 1;
+    p->error = a->ratios ? (predicted_s - measured_s) * 1e6 : predicted_s / measured_s - 1;
+    p->interval = interval;
     p->inside = low_s <= measured_s && measured_s <= high_s;
-    if (a->csv)
-        fprintf(a->csv, "\"%s\",\"%s\",\"%s\",%d,%lld,\"%s\",%.4f,%.4f,%.4f,%.4f\n", machine, op, dtype,
-                ranks, (long long)bytes, band, measured_s * 1e6, predicted_s * 1e6, low_s * 1e6,
-                high_s * 1e6);
+    if (a->csv) {
+        fprintf(a->csv, "\"%s\",\"%s\",\"%s\",%d,%lld,\"%s\",%.4f,%.4f,", machine, op, dtype, ranks,
+                (long long)bytes, band, measured_s * 1e6, predicted_s * 1e6);
+        if (interval)
+            fprintf(a->csv, "%.4f,%.4f\n", low_s * 1e6, high_s * 1e6);
+        else
+            fputs(",\n", a->csv);
+    }
+    if (a->out && !a->ratios)
+        fprintf(a->out, "%s,%s,%s,%d,%lld,%.4f\n", machine, op, dtype, ranks, (long long)bytes,
+                predicted_s * 1e6);
 }
 
 static int by_value(const void *a, const void *b)
@@ -66,14 +78,15 @@ static bool fits(const char *want, const char *have)
     return !want || !strcmp(want, have);
 }
 
-void accuracy_line(struct accuracy *a, const char *machine, const char *op, const char *band, double bar)
+double accuracy_line(struct accuracy *a, const char *machine, const char *op, const char *band, double bar)
 {
     double *error = moe_alloc((size_t)a->n, sizeof *error), median = INFINITY, most = INFINITY;
-    int n = 0, inside = 0;
+    int n = 0, n_intervals = 0, inside = 0;
     for (int i = 0; i < a->n; i++) {
         const struct accuracy_point *p = &a->point[i];
         if (!fits(machine, p->machine) || !fits(op, p->op) || !fits(band, p->band)) continue;
         error[n++] = 100 * fabs(p->error);
+        n_intervals += p->interval;
         inside += p->inside;
     }
     if (n) {
@@ -81,12 +94,20 @@ void accuracy_line(struct accuracy *a, const char *machine, const char *op, cons
         most = accuracy_quantile(error, n, 0.9);
     }
     bool missed = !(median <= (bar > 0 ? bar : INFINITY)) || !n;
-    printf("%-12s %-22s %-18s %5d %8.1f %7.1f %6.0f", machine ? machine : "all", op ? op : "all",
-           band ? band : "all", n, median, most, n ? 100.0 * inside / n : 0);
+    printf("%-12s %-22s %-18s %5d %8.1f %7.1f", machine ? machine : "all", op ? op : "all",
+           band ? band : "all", n, median, most);
+    if (n_intervals)
+        printf(" %6.0f", 100.0 * inside / n_intervals);
+    else
+        printf(" %6s", "-");
     if (bar > 0) printf(" %6.0f", bar);
+    /* Of all rows of a part, and enough of them to tell; no bar. */
+    bool judged = !machine && !op && !band && n_intervals >= 30;
+    if (judged && (inside < 0.7 * n_intervals || inside > 0.9 * n_intervals)) printf("%9soutside 70-90", "");
     printf("%s\n", missed ? "  missed" : "");
     a->n_missed += missed;
     free(error);
+    return median;
 }
 
 /* ---- files ---- */
@@ -200,7 +221,9 @@ static void run(struct accuracy *a, const struct part *part)
     printf("\n%s: %s\n%-12s %-22s %-18s %5s %8s %7s %6s %6s\n", part->name, part->text, "machine", "op",
            "band", "rows", "median_%", "p90_%", "in80_%", "bar_%");
     part->run(a);
+    accuracy_line(a, NULL, NULL, NULL, 0);
     a->n = 0;
+    a->ratios = false;
 }
 
 static const struct part *find(const char *name)
@@ -215,22 +238,53 @@ static const struct part *find(const char *name)
     accuracy_stop(moe_fail(MOE_EUSAGE, "unknown part '%s'%s", name, moe_hint(name, names, n, hint)));
 }
 
+/* Takes option `name` and its file when they are what comes next, at *arg. */
+static bool take_file(const char *name, int argc, char **argv, int *arg, const char **file)
+{
+    if (*arg >= argc || strcmp(argv[*arg], name) != 0) return false;
+    if (*arg + 1 >= argc) accuracy_stop(moe_fail(MOE_EUSAGE, "%s needs a file", name));
+    *file = argv[*arg + 1];
+    *arg += 2;
+    return true;
+}
+
+static FILE *open_file(const char *path, const char *mode)
+{
+    FILE *f = fopen(path, mode);
+    if (!f) accuracy_stop(moe_fail(MOE_EFAILED, "%s: cannot be written", path));
+    return f;
+}
+
+static void close_file(FILE *f, const char *path)
+{
+    if (fclose(f)) accuracy_stop(moe_fail(MOE_EFAILED, "%s: cannot be written", path));
+}
+
 int main(int argc, char **argv)
 {
     struct accuracy a = {0};
     int arg = 1;
-    if (arg < argc && !strcmp(argv[arg], "--csv")) {
-        if (argc < 3) accuracy_stop(moe_fail(MOE_EUSAGE, "--csv needs a file"));
-        a.csv = fopen(argv[2], "w");
-        if (!a.csv) accuracy_stop(moe_fail(MOE_EFAILED, "%s: cannot be written", argv[2]));
-        fputs("machine,op,dtype,ranks,bytes,band,measured_us,predicted_us,low_us,high_us\n", a.csv);
-        arg = 3;
-    }
+    char *rows = NULL;
+    size_t n_bytes;
+    const char *csv = NULL, *out = NULL;
+    while (take_file("--csv", argc, argv, &arg, &csv) || take_file("--out", argc, argv, &arg, &out)) continue;
     for (int i = arg; i < argc; i++) find(argv[i]); /* before the first, which may take long */
+    if (csv) {
+        a.csv = open_file(csv, "w");
+        fputs("machine,op,dtype,ranks,bytes,band,measured_us,predicted_us,low_us,high_us\n", a.csv);
+    }
+    FILE *to = out ? open_file(out, "a") : NULL;
+    if (out && !(a.out = open_memstream(&rows, &n_bytes))) abort();
     for (int i = arg; i < argc; i++) run(&a, find(argv[i]));
     for (const struct part *p = parts; arg == argc && p->name; p++) run(&a, p);
     free(a.point);
-    if (a.csv && fclose(a.csv)) accuracy_stop(moe_fail(MOE_EFAILED, "%s: cannot be written", argv[2]));
+    if (csv) close_file(a.csv, csv);
+    if (out) {
+        close_file(a.out, out);
+        fwrite(rows, 1, n_bytes, to);
+        close_file(to, out);
+        free(rows);
+    }
     if (a.n_missed) accuracy_stop(moe_fail(MOE_EVERDICT, "%d lines miss their bar", a.n_missed));
     return 0;
 }

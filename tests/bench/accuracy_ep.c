@@ -417,13 +417,12 @@ static double measured_s(const struct accuracy_csv *csv, const char *op, int gpu
     return accuracy_quantile(time_s, n, 0.5);
 }
 
-/* Of the rings of 4 and 2 GPUs, which differ by two steps, below 32 KiB. */
+/* Of 2 GPUs below 32 KiB: their all-reduce takes two steps, all-gather one. Rows of 4 are held out. */
 static double hop_s(const struct accuracy_csv *csv)
 {
     double step_s[6];
     for (int i = 0; i < 6; i++)
-        step_s[i] =
-            (measured_s(csv, "all_gather", 4, 512 << i) - measured_s(csv, "all_gather", 2, 512 << i)) / 2;
+        step_s[i] = measured_s(csv, "all_reduce", 2, 512 << i) - measured_s(csv, "all_gather", 2, 512 << i);
     return accuracy_quantile(step_s, 6, 0.5);
 }
 
@@ -435,8 +434,7 @@ static double channel_Bps(const struct accuracy_csv *csv)
     return (double)bytes / 2 / 16 / more_s;
 }
 
-/* How far off predictions are for each e-fold of ranks: of the kernels above, of 8 ranks by 2 and 4. */
-static double error_of_ranks(void)
+double accuracy_error_of_ranks(void)
 {
     struct accuracy_csv *csv = accuracy_csv_read("nvlink_alltoall_gb200.csv");
     double *error = NULL;
@@ -493,7 +491,7 @@ void accuracy_custom_gb200(struct accuracy *a)
     static const char *const name[] = {"nccl", "lsa_simple", "lsa_poison"};
     struct accuracy_csv *csv = accuracy_csv_read("nccl_custom_alltoall_gb200.csv"),
                         *nccl = accuracy_csv_read("nccl_gb200.csv");
-    double of_ranks = error_of_ranks();
+    double of_ranks = accuracy_error_of_ranks();
     struct study s = study_new("gb200", "gb200_nvl72");
     s.table = moe_sendrecv_param;
     s.n_members = MOE_SENDRECV_PARAMS;
