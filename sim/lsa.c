@@ -6,7 +6,7 @@ const struct moe_number moe_lsa_param[] = {MOE_LSA(X)}, moe_sendrecv_param[] = {
 #undef X
 const struct moe_lsa moe_lsa_default = {.start_s = 1.31e-6, .signal_s = 1.03e-6, .channel_Bps = 22.5e9};
 const struct moe_sendrecv moe_sendrecv_default = {
-    .start_s = 6.62e-6, .hop_s = 1.32e-6, .channel_Bps = 6.77e9};
+    .start_s = 5.60e-6, .hop_s = 1.58e-6, .channel_Bps = 6.77e9};
 
 static double barriers_s(const struct moe_lsa *p, const struct moe_lsa_case *c)
 {
