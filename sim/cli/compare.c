@@ -158,7 +158,8 @@ static bool print_table(const struct moe_grid *g)
     for (int i = 0; i < g->n_ok; i++)
         json_array_append_new(rows, row_json(g, ranked(g, i), drops, pads, sure));
     moe_print_rows(rows);
-    if (sure && unsure) puts("\nnot known: the machine is not calibrated for it, so its place may be another.");
+    if (sure && unsure)
+        puts("\nnot known: the machine is not calibrated for it, so its place may be another.");
     return drops;
 }
 
