@@ -188,6 +188,7 @@ static void set_residuals(struct problem *x, const double *param, struct moe_ncc
     for (int class = 0; class < MOE_NCCL_CLASSES; class ++)
         for (int band = 0; band < MOE_NCCL_BANDS; band++)
             out->residual[class][band] = quantile(x, error, class, band, 0.5);
+    out->median = quantile(x, error, -1, -1, 0.5);
     free(error);
 }
 

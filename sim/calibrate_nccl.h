@@ -16,10 +16,12 @@ struct moe_nccl_row {
 
 struct moe_nccl_fit {
     struct moe_nccl value;
-    int n_rows;                                        /* that were fitted, after moe_nccl_merge */
-    double spread[MOE_NCCL_N_PARAMS];                  /* standard deviation of the logarithm */
-    bool told[MOE_NCCL_N_PARAMS];                      /* by the rows */
+    int n_rows;                       /* that were fitted, after moe_nccl_merge */
+    double spread[MOE_NCCL_N_PARAMS]; /* standard deviation of the logarithm; INFINITY: no row
+                                         depends on it */
+    bool told[MOE_NCCL_N_PARAMS];     /* by the rows */
     double residual[MOE_NCCL_CLASSES][MOE_NCCL_BANDS]; /* median absolute error; NAN: no rows */
+    double median;                                     /* of all rows that were fitted */
     double without_size, without_ranks; /* median error of rows of a size, a number of GPUs, left out of the
                                            fit; NAN: there is only one */
 };

@@ -23,7 +23,7 @@
         X(channel_Bps,   "channel", "GB/s", 1e9,  1e9,   1e12,  MOE_NCCL_GB200 "all-to-all of 2")
 #define MOE_SENDRECV(X) \
         X(start_s,       "start",   "us",   1e-6, 1e-7,  1e-4,  MOE_NCCL_CUSTOM) \
-        X(hop_s,         "hop",     "us",   1e-6, 1e-8,  1e-4,  MOE_NCCL_GB200 "all-reduce, all-gather of 2") \
+        X(hop_s,         "hop",     "us",   1e-6, 1e-8,  1e-4,  MOE_NCCL_GB200 "all-reduce of 2") \
         X(channel_Bps,   "channel", "GB/s", 1e9,  1e9,   1e12,  MOE_NCCL_CUSTOM)
 /* clang-format on */
 #define X(member, key, unit, size, least, most, source) double member;

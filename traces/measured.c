@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static const char *const ops[] = {"alltoall", "allgather", "reducescatter", "allreduce"};
 enum { N_OPS = sizeof ops / sizeof *ops };
@@ -23,8 +24,9 @@ const char *moe_measured_op(const char *name)
         if (*name != '_' && *name != '-') plain[n++] = (char)tolower((unsigned char)*name);
     plain[n] = '\0';
     if (n > 4 && !strcmp(plain + n - 4, "perf")) plain[n - 4] = '\0';
+    const char *bare = strstr(plain, "nccl") == plain ? plain + 4 : plain;
     for (int i = 0; i < N_OPS && !*name; i++)
-        if (!strcmp(plain, ops[i])) return ops[i];
+        if (!strcmp(bare, ops[i])) return ops[i];
     return NULL;
 }
 
@@ -129,11 +131,16 @@ void moe_measured_count(struct moe_measured_devices *d, int *ranks, int *nodes)
 
 /* ---- CSV ---- */
 
-enum column { OP, TYPE, RANKS, NODES, SIZE, OUT_OF_PLACE, IN_PLACE, N_COLUMNS };
+enum column { OP, TYPE, RANKS, NODES, SIZE, OUT_OF_PLACE, IN_PLACE, MACHINE, N_COLUMNS };
 static const char *const column_names[N_COLUMNS][2] = {
-    {"op"},         {"dtype", "type"},       {"num_gpus", "gpus"},
-    {"nodes"},      {"size_bytes", "bytes"}, {"time_us", "oop_time_us"},
+    {"op"},
+    {"dtype", "type"},
+    {"num_gpus", "gpus"},
+    {"nodes"},
+    {"size_bytes", "bytes"},
+    {"time_us", "oop_time_us"},
     {"ip_time_us"},
+    {"machine"},
 };
 enum { MOST_FIELDS = 64 };
 
@@ -167,7 +174,7 @@ static int column_of(const char *name)
 {
     for (int c = 0; c < N_COLUMNS; c++)
         for (int i = 0; i < 2 && column_names[c][i]; i++)
-            if (!strcmp(name, column_names[c][i])) return c;
+            if (!strcasecmp(name, column_names[c][i])) return c;
     return -1;
 }
 
@@ -215,6 +222,7 @@ static int read_row(char *const *field, const int *place, struct moe_measured *o
     row.ranks = (int)ranks;
     row.nodes = isnan(nodes) ? 0 : (int)nodes;
     if (place[TYPE] >= 0) moe_copy_name(row.type, field[place[TYPE]]);
+    if (place[MACHINE] >= 0) moe_copy_name(row.machine, field[place[MACHINE]]);
     moe_measured_add(out, row, op ? op : "", bytes, us);
     return MOE_OK;
 }
@@ -308,8 +316,9 @@ int moe_measured_read(const char *path, const char *op, struct moe_measured *out
     else if (out->n == 0)
         err = moe_fail(MOE_EINPUT,
                        "%s: no measurement (%d rows skipped), expected some of alltoall, allgather,"
-                       " reducescatter or allreduce, as CSV, or as nccl-tests prints or writes them",
-                       path, out->n_skipped);
+                       " reducescatter or allreduce, as CSV of op,size_bytes,num_gpus,time_us,"
+                       " or as nccl-tests prints or writes them",
+                       path, out->n_skipped + out->n_wrong);
     free(text);
     if (err < 0) moe_measured_free(out);
     return err;

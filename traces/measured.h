@@ -2,12 +2,12 @@
  *
  * Three sources, told apart by content and never by name:
  *   CSV   a header line names the columns, in any order: op, size_bytes (or bytes), num_gpus (or gpus),
- * time_us (or oop_time_us, ip_time_us); dtype (or type) and nodes when there; others are ignored. Fields may
- * be quoted. Lines that begin with # are notes. log   what nccl-tests prints since 2019, with mpirun's tags
- * and NCCL's own lines between, several runs in a row. Columns are those of the table's header: error or
- * #wrong, 4 or 8 values a block, time or cputime, a timestamp, an empty redop or out-of-place block. JSON
- * what nccl-tests -J writes, versions 1 to 3. Its `env` may hold secrets: nothing of it is kept, nor said in
- * an error. Sizes met: 10 to 1,000 rows, logs of 1 MB; files over 256 MB are refused.
+ * time_us (or oop_time_us, ip_time_us); dtype (or type), nodes and machine when there; others are ignored.
+ * Names in any case. Fields may be quoted. Lines that begin with # are notes. log   what nccl-tests prints
+ * since 2019, with mpirun's tags and NCCL's own lines between, several runs in a row. Columns are those of
+ * the table's header: error or #wrong, 4 or 8 values a block, time or cputime, a timestamp, an empty redop or
+ * out-of-place block. JSON what nccl-tests -J writes, versions 1 to 3. Its `env` may hold secrets: nothing of
+ * it is kept, nor said in an error. Sizes met: 10 to 1,000 rows, logs of 1 MB; files over 256 MB are refused.
  *
  * Source: nccl-tests 2.0 to 2.19.6, src/common.cu and src/util.cu. */
 #ifndef MOE_MEASURED_H
@@ -17,8 +17,9 @@
 
 struct moe_measured_row {
     char op[MOE_NAME]; /* alltoall, allgather, reducescatter, allreduce: the text of an enum moe_collective */
-    char type[MOE_NAME]; /* as written: half, int8, float, bfloat16; "" when not said */
-    int ranks, nodes;    /* that take part; nodes: 0 when not said */
+    char type[MOE_NAME];    /* as written: half, int8, float, bfloat16; "" when not said */
+    int ranks, nodes;       /* that take part; nodes: 0 when not said */
+    char machine[MOE_NAME]; /* of a CSV; "" when not said */
     int64_t bytes;  /* nccl-tests' size: the larger of a rank's send and receive buffer, own part included */
     double time_s;  /* of one operation, out of place; in place when only that is there */
     bool host_time; /* time_s is what the host spends to start it (nccl-tests -C), not how long it takes */
@@ -29,6 +30,7 @@ struct moe_measured {
     int n, cap;
     int n_skipped; /* other collectives; sizes or times that are not positive and finite; torn lines of a
                       table */
+    int n_wrong;   /* whose results were wrong (#wrong) */
     struct moe_measured_row *rows; /* [n] in the order of the file */
     char file[MOE_NAME];           /* its name without folders */
 };
@@ -62,7 +64,8 @@ bool moe_row_chosen(const struct moe_row_choice *choice, const struct moe_measur
 
 /* ---- what the readers of the sources share ---- */
 
-/* The collective of a name in any spelling (AllGather, all_gather_perf), as in a row; NULL: of none. */
+/* The collective of a name in any spelling (AllGather, ncclAllGather, all_gather_perf), as in a row; NULL: of
+ * none. */
 const char *moe_measured_op(const char *name);
 /* Of the first program NAME_perf in a text: "" when it measures another collective; NULL: there is none. */
 const char *moe_measured_program(const char *text);

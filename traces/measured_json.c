@@ -37,13 +37,18 @@ static void read_result(const json_t *result, struct moe_measured_row row, const
     static const char *const blocks[] = {"out_of_place", "in_place"};
     const char *type = json_string_value(json_object_get(result, "type"));
     double us[2];
+    bool wrong = false;
     for (int i = 0; i < 2; i++) {
         const json_t *block = json_object_get(result, blocks[i]), *time = json_object_get(block, "cpu_time");
         row.host_time |= time != NULL;
         us[i] = number(time ? time : json_object_get(block, "time"));
+        wrong |= number(json_object_get(block, "nwrong")) > 0;
     }
     if (type) moe_copy_name(row.type, type);
-    moe_measured_add(out, row, op, number(json_object_get(result, "size")), us);
+    if (wrong)
+        out->n_wrong++;
+    else
+        moe_measured_add(out, row, op, number(json_object_get(result, "size")), us);
 }
 
 static int read_report(const json_t *root, const char *op, struct moe_measured *out)

@@ -26,6 +26,7 @@ struct run {
     int ranks, nodes;
     int n_names, n_values; /* of a row: words before the times, and from there; 0 before a header */
     int half;              /* values of a block: out of place, in place */
+    int wrong;             /* which of them is #wrong; 0: there is none */
     bool redop, host_time; /* a column redop, which older versions leave empty */
 };
 
@@ -119,6 +120,8 @@ static bool read_header(struct run *r, const struct words *w)
     r->n_names = time[0];
     r->n_values = n - time[0];
     r->half = time[1] - time[0];
+    r->wrong = r->half;
+    while (--r->wrong && strcmp(w->item[time[0] + r->wrong], "#wrong") != 0) continue;
     r->redop = !strcmp(w->item[3], "redop");
     r->host_time = any_host;
     if (!r->used) moe_measured_count(&r->devices, &r->ranks, &r->nodes);
@@ -134,8 +137,8 @@ static int without_timestamp(const struct words *w)
     return there ? w->n - 2 : w->n;
 }
 
-/* out of place, in place; false when the words are not those of a row */
-static bool read_times(const struct run *r, const struct words *w, double us[2])
+/* out of place, in place; false when the words are not those of a row. *wrong: some results are */
+static bool read_times(const struct run *r, const struct words *w, double us[2], bool *wrong)
 {
     int n = without_timestamp(w), first = r->n_names;
     if (r->redop && is_value(w->item[3])) first--;
@@ -145,6 +148,8 @@ static bool read_times(const struct run *r, const struct words *w, double us[2])
         if (!is_value(w->item[i])) return false;
     us[0] = whole ? number(w->item[first]) : NAN;
     us[1] = number(w->item[whole ? first + r->half : first]);
+    *wrong = false;
+    for (int i = first; i < n && r->wrong; i += r->half) *wrong |= number(w->item[i + r->wrong]) > 0;
     return true;
 }
 
@@ -152,11 +157,12 @@ static int read_row(const struct run *r, const struct words *w, const char *op, 
                     int line)
 {
     double bytes = number(w->item[0]), us[2];
+    bool wrong;
     struct moe_measured_row row = {
         .ranks = r->ranks, .nodes = r->nodes, .host_time = r->host_time, .line = line};
     if (isnan(bytes) || isnan(number(w->item[1])) || !isalpha((unsigned char)w->item[2][0])) return MOE_OK;
     if (r->op) op = r->op;
-    if (w->n > MOST_WORDS || !read_times(r, w, us)) {
+    if (w->n > MOST_WORDS || !read_times(r, w, us, &wrong)) {
         out->n_skipped++;
         return MOE_OK;
     }
@@ -169,7 +175,10 @@ static int read_row(const struct run *r, const struct words *w, const char *op, 
                         "times of an unknown number of ranks, expected lines '# Rank  0 ... on HOST"
                         " device  0 ...' above them");
     moe_copy_name(row.type, w->item[2]);
-    moe_measured_add(out, row, op, bytes, us);
+    if (wrong)
+        out->n_wrong++;
+    else
+        moe_measured_add(out, row, op, bytes, us);
     return MOE_OK;
 }
 

@@ -97,9 +97,9 @@ int moe_cli_calibrate(const struct moe_args *args)
     struct moe_fit fit;
     int64_t cores;
     int err;
+    MOE_TRY(check_name(args->name));
     if (args->topology) return moe_cli_calibrate_nccl(args);
     MOE_TRY(check_trace(args));
-    MOE_TRY(check_name(args->name));
     MOE_TRY(count_cores(args->cores, &cores));
     MOE_TRY(moe_output_check(args, "-o", args->output));
     MOE_TRY_GOTO(moe_capture_load(args, &c));

@@ -14,13 +14,16 @@ enum { P = MOE_NCCL_N_PARAMS, WIDTH = 106 };
 
 static const char *const class_text[MOE_NCCL_CLASSES] = {"p2p", "ring"};
 static const char *const band_key[MOE_NCCL_BANDS] = {"small", "medium", "large"};
-static const char fitted_by[] = "fitted by moesim calibrate", means_of[] = "means of other machines";
+static const char fitted_by[] = "fitted by moesim calibrate", means_of[] = "means of other machines",
+                  not_apart[] = "not told apart by these rows: add other numbers of GPUs",
+                  default_name[] = "this_host"; /* of --name (main.c): the base's stays */
 
 /* What goes into the topology. */
 struct result {
     struct moe_nccl start; /* the facts, and the numbers before the fit */
     struct moe_nccl_fit fit;
-    char *said; /* how it was made: the end of its source */
+    char *said;       /* how it was made: the end of its source */
+    const char *base; /* name of the topology that it was; borrowed */
 };
 
 /* ---- the file ---- */
@@ -97,33 +100,40 @@ static void write_block(FILE *f, const struct moe_yaml *block, const struct resu
     fputc('\n', f);
 }
 
-/* The lines of the block, [from, next). */
-static int find_block(const char *base, const struct moe_yaml *root, int *block, int *from, int *next)
+static int find_key(const char *base, const struct moe_yaml *root, const char *key, int *out)
 {
     int k = 0;
-    while (k < root->n && strcmp(root->key[k], "nccl") != 0) k++;
+    while (k < root->n && strcmp(root->key[k], key) != 0) k++;
     if (k == root->n)
         return moe_fail(MOE_EINPUT, "%s: no block nccl, which says version, arch, links and rings", base);
-    *block = k;
-    *from = root->key_line[k];
-    *next = k + 1 < root->n ? root->key_line[k + 1] : INT_MAX;
-    if (*next > *from && (!k || root->key_line[k - 1] < *from)) return MOE_OK;
-    return moe_fail(MOE_EINPUT, "%s:%d: expected blocks on lines of their own", base, *from);
+    *out = k;
+    int line = root->key_line[k];
+    if ((!k || root->key_line[k - 1] < line) && (k + 1 == root->n || root->key_line[k + 1] > line))
+        return MOE_OK;
+    return moe_fail(MOE_EINPUT, "%s:%d: expected blocks on lines of their own", base, line);
 }
 
-/* Other lines stay as they are, so do notes between the block and the next. */
-static void copy_lines(FILE *in, FILE *out, const struct moe_yaml *block, int from, int next,
-                       const struct result *r)
+/* Other lines stay as they are, so do notes between the block, key k, and the next; but not the notes that
+ * the file begins with, which are of the base. name_line: 0 when the name stays. */
+static void copy_lines(FILE *in, FILE *out, const struct moe_yaml *root, int k, int name_line,
+                       const struct moe_args *args, const struct result *r)
 {
     char *text = NULL;
     size_t cap = 0;
+    int from = root->key_line[k], next = k + 1 < root->n ? root->key_line[k + 1] : INT_MAX;
     int end = from; /* its last line */
+    bool begins = true;
     for (int line = 1; getline(&text, &cap, in) > 0 && line < next; line++)
         if (line > from && text[strspn(text, " \r\n")] && *text != '#') end = line;
     rewind(in);
+    fprintf(out, "# %s, nccl %s by moesim calibrate.\n", r->base, args->like ? means_of : "calibrated");
     for (int line = 1; getline(&text, &cap, in) > 0; line++) {
-        if (line == from) write_block(out, block, r);
-        if (line < from || line > end) fputs(text, out);
+        begins &= *text == '#';
+        if (line == from) write_block(out, &root->item[k], r);
+        if (line == name_line)
+            fprintf(out, "name: %s\n", args->name);
+        else if (!begins && (line < from || line > end))
+            fputs(text, out);
     }
     free(text);
 }
@@ -133,14 +143,16 @@ static int write_topology(const struct moe_args *args, const struct result *r)
     char base[PATH_MAX];
     struct moe_yaml *root = NULL;
     FILE *out, *in = NULL;
-    int err, block = 0, from = 0, next = 0;
+    int err, block = 0, name = 0;
+    bool named = strcmp(args->name, default_name) != 0;
     MOE_TRY_GOTO(moe_topo_file(args->topology, base));
     MOE_TRY_GOTO(moe_yaml_load(base, &root));
-    MOE_TRY_GOTO(find_block(base, root, &block, &from, &next));
+    MOE_TRY_GOTO(find_key(base, root, "nccl", &block));
+    if (named) MOE_TRY_GOTO(find_key(base, root, "name", &name));
     in = fopen(base, "r");
     if (!in) MOE_TRY_GOTO(moe_fail(MOE_EFAILED, "%s: %s", base, strerror(errno)));
     MOE_TRY_GOTO(moe_output_open(args->output, &out));
-    copy_lines(in, out, &root->item[block], from, next, r);
+    copy_lines(in, out, root, block, named ? root->key_line[name] : 0, args, r);
     err = moe_output_close(args->output, out);
 done:
     if (in) fclose(in);
@@ -150,6 +162,8 @@ done:
 
 /* ---- results ---- */
 
+static const double most_spread = 10; /* that is said: above it tells nothing more */
+
 static json_t *numbers_json(const struct result *r, bool fitted)
 {
     json_t *list = json_array();
@@ -157,16 +171,19 @@ static json_t *numbers_json(const struct result *r, bool fitted)
         struct moe_nccl value = r->fit.value, start = r->start;
         char source[128];
         double size = moe_nccl_size[i];
-        snprintf(source, sizeof source, "%s%s",
-                 !fitted          ? means_of
-                 : r->fit.told[i] ? "fitted"
-                                  : "as before: not told without ",
-                 fitted && !r->fit.told[i] ? moe_nccl_rows[i] : "");
-        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:o, s:s, s:s}", "number", moe_nccl_text[i],
-                                              "value", *moe_nccl_param(&value, i) / size, "before",
-                                              *moe_nccl_param(&start, i) / size, "spread_pct",
-                                              moe_json_known(fitted ? 100 * r->fit.spread[i] : NAN), "unit",
-                                              moe_nccl_unit[i], "source", source));
+        if (!fitted || r->fit.told[i])
+            snprintf(source, sizeof source, "%s", fitted ? "fitted" : means_of);
+        else if (isinf(r->fit.spread[i]))
+            snprintf(source, sizeof source, "as before: not told without %s", moe_nccl_rows[i]);
+        else
+            snprintf(source, sizeof source, "as before: %s", not_apart);
+        json_array_append_new(
+            list,
+            json_pack(
+                "{s:s, s:f, s:f, s:o, s:s, s:s}", "number", moe_nccl_text[i], "value",
+                *moe_nccl_param(&value, i) / size, "before", *moe_nccl_param(&start, i) / size, "spread_pct",
+                moe_json_known(fitted && r->fit.spread[i] <= most_spread ? 100 * r->fit.spread[i] : NAN),
+                "unit", moe_nccl_unit[i], "source", source));
     }
     return list;
 }
@@ -197,9 +214,9 @@ static char *said_of_fit(const struct moe_args *args, const struct moe_nccl_fit 
     fputc('.', f);
     for (int i = 0; i < P; i++)
         if (!fit->told[i])
-            fprintf(f, "%s %s (%s tell it)",
+            fprintf(f, isinf(fit->spread[i]) ? "%s %s (%s tell it)" : "%s %s (%s)",
                     n_untold++ ? "," : " Not told by these rows, so as sim/nccl.h has them:",
-                    moe_nccl_text[i], moe_nccl_rows[i]);
+                    moe_nccl_text[i], isinf(fit->spread[i]) ? moe_nccl_rows[i] : not_apart);
     if (n_untold) fputc('.', f);
     fclose(f);
     return text;
@@ -246,6 +263,7 @@ static int load_base(const struct moe_args *args, struct moe_topo **topo, struct
     if (!(*topo)->nccl.release)
         return moe_fail(MOE_EINPUT, "%s: no block nccl, which says version, arch, links and rings",
                         args->topology);
+    r->base = (*topo)->name;
     r->start = (*topo)->nccl;
     memset(r->start.error, 0, sizeof r->start.error);
     r->start.fitted = 0;
@@ -317,6 +335,18 @@ done:
     return err;
 }
 
+/* Times in another unit are fitted by no number within its range. */
+static int check_fit(const struct moe_args *args, const struct moe_nccl_fit *fit)
+{
+    int n_told = 0;
+    for (int i = 0; i < P; i++) n_told += fit->told[i];
+    if (n_told && fit->median <= 1) return MOE_OK;
+    return moe_fail(MOE_EINPUT,
+                    "%s: nothing to write: %d points tell %d of %d numbers and are %.0f %% off (median), "
+                    "expected at most 100; are the times in us (time_us)?",
+                    args->input, fit->n_rows, n_told, P, 100 * fit->median);
+}
+
 static int fit(const struct moe_args *args)
 {
     struct moe_cli_rows rows = {0};
@@ -340,6 +370,7 @@ static int fit(const struct moe_args *args)
         MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "%s: %d points on one node (%d rows left out), expected %d or more",
                               args->input, n, rows.n_elsewhere + rows.n_host, P));
     MOE_TRY_GOTO(moe_nccl_calibrate(&r.start, row, n, &r.fit));
+    MOE_TRY_GOTO(check_fit(args, &r.fit));
     r.said = said_of_fit(args, &r.fit);
     if (args->plot) MOE_TRY_GOTO(moe_cli_plot_rows(args->plot, row, n, &r.fit.value));
     MOE_TRY_GOTO(write_topology(args, &r));
@@ -354,6 +385,9 @@ done:
 
 int moe_cli_calibrate_nccl(const struct moe_args *args)
 {
+    if (args->cores) return moe_fail(MOE_EUSAGE, "--cores is of a capture, and goes without --topology");
+    if (args->like && (args->plot || args->op || strcmp(args->rows, "*@*") != 0))
+        return moe_fail(MOE_EUSAGE, "--like reads topologies, expected no --rows, --op or --plot");
     MOE_TRY(moe_output_check(args, "-o", args->output));
     if (args->plot) MOE_TRY(moe_output_check(args, "--plot", args->plot));
     return args->like ? like(args) : fit(args);

@@ -19,11 +19,14 @@ struct moe_cli_rows {
     /* What was left out: not a time of a collective of known size; of the host alone; nodes filled otherwise
      * than the topology's, or one GPU. */
     int n_skipped, n_host, n_elsewhere;
+    int n_wrong;            /* their results were */
+    char machine[MOE_NAME]; /* the first that a row says; "" when none does */
 };
 
 /* Rows of all files of the command line that --rows chooses and that the topology can lay out: on nodes that
- * are filled one after the other. Errors: those of the reader; MOE_EINPUT "file:line: ..." for an unknown
- * type, and when no row is left. Freed with moe_cli_rows_free in any case. */
+ * are filled one after the other. Warns on standard error of points whose rows are far apart. Errors: those
+ * of the reader; MOE_EINPUT "file:line: ..." for a sum of an unknown type and for a second machine, and when
+ * no row is left. Freed with moe_cli_rows_free in any case. */
 int moe_cli_rows_load(const struct moe_args *args, const struct moe_topo *t, struct moe_cli_rows *out);
 void moe_cli_rows_free(struct moe_cli_rows *rows);
 /* "12 rows of the host's time, ... left out", or nothing. */

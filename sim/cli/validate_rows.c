@@ -80,12 +80,12 @@ static json_t *line_json(const struct outcome *o, int kind, int band)
     }
     json_t *line = NULL;
     if (n)
-        line = json_pack("{s:s, s:s, s:i, s:f, s:f, s:o, s:o}", "op",
+        line = json_pack("{s:s, s:s, s:i, s:f, s:f, s:o, s:i, s:o}", "op",
                          kind < 0 ? "all" : moe_collective_text[kind], "size", moe_band_text[band], "points",
                          n, "median_error_pct", moe_quantile(error, n, 0.5), "p90_error_pct",
                          moe_quantile(error, n, 0.9), "inside_pct",
-                         moe_json_known(n_known ? 100.0 * n_inside / n_known : NAN), "repeat_pct",
-                         moe_json_known(moe_quantile(repeat, n_repeated, 0.5)));
+                         moe_json_known(n_known ? 100.0 * n_inside / n_known : NAN), "inside_points", n_known,
+                         "repeat_pct", moe_json_known(moe_quantile(repeat, n_repeated, 0.5)));
     free(error);
     free(repeat);
     return line;
@@ -98,6 +98,22 @@ static json_t *lines_json(const struct outcome *o)
         for (int band = 0; band < MOE_BAND_TEXTS; band++)
             if ((line = line_json(o, kind < MOE_COLLECTIVE_COUNT ? kind : -1, band)))
                 json_array_append_new(list, line);
+    return list;
+}
+
+/* "100.000 (5)" where 5 of the points have an interval. */
+static json_t *lines_text(const struct outcome *o)
+{
+    json_t *list = lines_json(o), *line;
+    size_t i;
+    json_array_foreach(list, i, line)
+    {
+        json_int_t n = json_integer_value(json_object_get(line, "inside_points"));
+        double pct = json_real_value(json_object_get(line, "inside_pct"));
+        if (n && n < json_integer_value(json_object_get(line, "points")))
+            json_object_set_new(line, "inside_pct", json_sprintf("%.3f (%lld)", pct, (long long)n));
+        json_object_del(line, "inside_points");
+    }
     return list;
 }
 
@@ -156,13 +172,13 @@ int moe_cli_validate_rows(const struct moe_args *args)
     bool passed = is_within(&o, args->max_error);
     moe_cli_file_names(args, names);
     if (args->json) {
-        moe_print_json(json_pack("{s:s, s:o, s:s, s:o, s:i, s:i, s:o, s:b}", "schema",
+        moe_print_json(json_pack("{s:s, s:o, s:o, s:o, s:i, s:i, s:o, s:b}", "schema",
                                  "moesim.validate_rows/1", "files", moe_json_text(names), "topology",
-                                 topo->name, "chosen", moe_json_text(args->rows), "rows", rows.n, "points",
-                                 o.n, "lines", lines_json(&o), "passed", passed));
+                                 moe_json_text(args->topology), "chosen", moe_json_text(args->rows), "rows",
+                                 rows.n, "points", o.n, "lines", lines_json(&o), "passed", passed));
     } else {
-        printf("%s, %s, on %s: %d rows, %d points\n\n", names, args->rows, topo->name, rows.n, o.n);
-        moe_print_rows(lines_json(&o));
+        printf("%s, %s, on %s: %d rows, %d points\n\n", names, args->rows, args->topology, rows.n, o.n);
+        moe_print_rows(lines_text(&o));
         moe_cli_rows_print_left_out(&rows);
         if (!passed) puts("failed: further off than asked for");
     }

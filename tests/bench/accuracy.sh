@@ -19,10 +19,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 : > "$work/jobs"
 
+usage='usage: accuracy.sh [MOESIM] [--csv OUT] [--fit FILE:ROWS --predict FILE:ROWS [--topology T]]...'
+
 wrong()
 {
-    echo "accuracy.sh: $1 (usage: accuracy.sh [MOESIM] [--csv OUT] [--fit FILE:ROWS --predict FILE:ROWS" \
-        "[--topology T]]...)" >&2
+    echo "accuracy.sh: $1 ($usage)" >&2
     exit 2
 }
 
@@ -39,6 +40,7 @@ job()
     printf '%s\t%s\t%s\t%s\t%s\n' "${1%:*}" "${1##*:}" "${2%:*}" "${2##*:}" "$3" >> "$work/jobs"
 }
 
+case ${1:-} in -h | --help) echo "$usage" && exit ;; esac
 [ $# -eq 0 ] || [ "${1#--}" != "$1" ] || { moesim=$1 && shift; }
 while [ $# -gt 0 ]; do
     [ $# -ge 2 ] || wrong "nothing after $1"
@@ -52,6 +54,8 @@ while [ $# -gt 0 ]; do
             [ $# -ge 4 ] || wrong "nothing after $3"
             topology=$4
             shift 2
+        elif [ ! -f "$root/topologies/$topology.yaml" ]; then
+            wrong "no topology $topology, which is what ${fitted%:*} is called: give --topology T"
         fi
         job "$fitted" "$predicted" "$topology"
         jobs=given fitted=
@@ -76,7 +80,7 @@ fi
 predict()
 {
     "$moesim" validate "$1" --rows "$2" --topology "$3" -o "$work/rows.csv" > "$work/table"
-    awk -v machine="$4" 'NF == 7 && $1 != "op" {gsub(/,/, ""); print machine, $0}' "$work/table"
+    awk -v machine="$4" '{gsub(/ \([0-9]+\)|,/, "")} NF == 7 && $1 != "op" {print machine, $0}' "$work/table"
     awk -F, -v machine="$4" -v OFS=, '
         NR == FNR && /^#/ {next}
         NR == FNR && !c {for (c = 1; c < NF && $c !~ /^"?op"?$/; c++); next}
@@ -117,10 +121,10 @@ while IFS=$tab read -r file rows predicted chosen topology; do
     echo
     predict "$predicted" "$chosen" "$work/$machine.yaml" "$machine" >> "$work/lines"
     cat "$work/predicted.csv" >> "$work/out.csv"
-    [ -n "$jobs" ] || cmp -s "$work/$machine.yaml" "$root/topologies/$machine.yaml" ||
+    grep -v '^#' "$work/$machine.yaml" > "$work/one"
+    [ -n "$jobs" ] || grep -v '^#' "$root/topologies/$machine.yaml" | cmp -s - "$work/one" ||
         echo "topologies/$machine.yaml holds another fit"
 done < "$work/jobs"
-[ -z "$out" ] || cp "$work/out.csv" "$out"
 echo 'fitted to other rows of the same machine:'
 awk -v judged="$judged" -f "$work/table.awk" "$work/lines" || code=5
 
@@ -146,6 +150,7 @@ if [ -z "$jobs" ]; then
     printf '\nnumbers of H100, port by its own rings; all rows:\n'
     awk -f "$work/table.awk" "$work/lines"
     others=$(dirname "$moesim")/tests/bench_accuracy
-    [ ! -x "$others" ] || "$others" || code=$?
+    [ ! -x "$others" ] || "$others" --out "$work/out.csv" || code=$?
 fi
+[ -z "$out" ] || cp "$work/out.csv" "$out"
 exit $code

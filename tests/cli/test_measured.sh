@@ -78,15 +78,16 @@ expect 0 . calibrate other/h100.csv --rows '*@2,4+allgather@8' --topology ./new.
 cmp -s new.yaml again.yaml || fail "$(diff new.yaml again.yaml)"
 same calibrate h100.csv --rows '*@2,4+allgather@8' --topology h100_sxm -o again.yaml --json
 awk -F, -v OFS=, 'NR % 17 == 5 {$5 *= 3} {print}' h100.csv > torn.csv
-expect 0 . calibrate torn.csv --topology h100_sxm -o torn.yaml
+"$moesim" calibrate torn.csv --topology h100_sxm -o torn.yaml > out 2> err || fail "torn.csv: $(cat err)"
+grep -qx 'moesim: warning: the rows of 8 points differ by more than 2 times.*' err || fail "$(cat err)"
 near torn.yaml "$machines/h100_sxm.yaml" 12
 
 # Repeated rows: the fastest counts, and how far they are apart is said.
 { cat h100.csv && sed 1d h100.csv | awk -F, -v OFS=, '{$5 *= 1.25; print}'; } > twice.csv
 expect 0 '^twice.csv, \*@\*, on h100_sxm: 528 rows, 198 points' validate twice.csv --topology h100_sxm
 expect 0 '^all  *all .* 25.000$' validate twice.csv --topology h100_sxm --max-error 1
-expect 0 '^twice.csv, alltoall@2, on h100_sxm: 44 rows, 11 points' \
-    validate twice.csv --topology h100_sxm --rows alltoall@2
+expect 0 '^twice.csv, alltoall@2, on ./new.yaml: 44 rows, 11 points' \
+    validate twice.csv --topology ./new.yaml --rows alltoall@2
 
 # The other blocks stay as they are, wherever nccl is.
 awk '/^nccl:/ {n = 1} /^inter:/ {n = 0} n' "$machines/h100_sxm.yaml" > block
@@ -94,11 +95,31 @@ awk '/^nccl:/ {n = 1} /^inter:/ {n = 0} n' "$machines/h100_sxm.yaml" > block
     printf '\n# after\n' && sed -n '/^intra:/,/^nccl:/p' "$machines/h100_sxm.yaml" | sed '$d'; } > base.yaml
 expect 0 . calibrate h100.csv --topology ./base.yaml -o moved.yaml
 awk '/^nccl:/ {n = 1} /^$/ {n = 0} !n' base.yaml > one
-awk '/^nccl:/ {n = 1} /^$/ {n = 0} !n' moved.yaml > two
+awk '/^nccl:/ {n = 1} /^$/ {n = 0} !n' moved.yaml | sed 1d > two
 cmp -s one two && grep -q '^# after' two && grep -q '^# before' two || fail "$(diff one two)"
 near moved.yaml "$machines/h100_sxm.yaml" 20
+
+# The new file says what it is: not what the base's first line says, and the name that was asked for.
+head -n 1 moved.yaml | grep -qx '# h100_sxm, nccl calibrated by moesim calibrate.' ||
+    fail "$(head -n 2 moved.yaml)"
+expect 0 . calibrate h100.csv --rows alltoall@2,4 --topology h200_sxm -o mine.yaml --name mine
+sed '/^nccl/,$d' mine.yaml | grep -q '^#.*NVSwitch' && fail "$(head -n 3 mine.yaml)"
+[ "$(sed -n '1d; s/^name: //p' mine.yaml)" = mine ] || fail "$(head -n 3 mine.yaml)"
+# This one has no interval of rings: what is inside is of the all-to-alls.
+expect 0 '^all  *all .* 100.000 (33) ' validate h100.csv --topology ./mine.yaml
+expect 0 '"inside_points": 33' validate h100.csv --topology ./mine.yaml --json
 echo '{name: x, gpus_per_node: 8, gpu: {}, nccl: {}}' > flow.yaml
 expect 3 'flow.yaml' calibrate h100.csv --topology ./flow.yaml -o flow2.yaml
+
+# All-to-alls of one number of GPUs: a launch and a second block are one number.
+rows half | awk -F, -v OFS=, 'NR == 1 || /^alltoall,.*,8,/ {print; $4 *= 2; if (NR > 1) print}' > rows.csv
+measured h100_sxm > pairs.csv
+expect 0 '^ll_base .* - .* as before: not told apart by these rows: add other numbers of GPUs$' \
+    calibrate pairs.csv --topology h100_sxm -o pairs.yaml
+expect 0 '^ll_channel .* as before: not told without rings of 16 to 256 KiB$' \
+    calibrate pairs.csv --topology h100_sxm -o pairs.yaml
+tr '\n' ' ' < pairs.yaml | tr -s ' ' | grep -q 'block (not told apart by these rows: add other ' ||
+    fail "$(tail -n 5 pairs.yaml)"
 
 # Means of machines: of one it is that one; the port by what the rings have.
 expect 0 '^like.yaml: 12 numbers, means of 2 machines' calibrate h100_sxm h100_sxm --like \
@@ -135,12 +156,40 @@ expect 2 'plot h100.csv: is what is read' calibrate h100.csv --topology h100_sxm
 expect 2 "unknown collective 'alltoal'" calibrate h100.csv --topology h100_sxm -o x.yaml --rows alltoal@2
 expect 3 'no row left of --rows \*@16' calibrate h100.csv --topology h100_sxm -o x.yaml --rows '*@16'
 expect 3 'h100.csv: 11 points on one node' calibrate h100.csv --topology h100_sxm -o x.yaml --rows alltoall@2
-sed '3s/half/hal/' h100.csv > typo.csv
-expect 3 "typo.csv:3: unknown type 'hal', did you mean half" validate typo.csv --topology h100_sxm
+sed '/^reduces.*,512,/s/half/hal/' h100.csv > typo.csv
+expect 3 "typo.csv:[0-9]*: unknown type 'hal', did you mean half" validate typo.csv --topology h100_sxm
+sed '/^alltoall/s/half/e5m2/; s/half/FP16/; 1s/.*/OP,DType,GPUs,Bytes,Time_US/' h100.csv > types.csv
+expect 0 '^types.csv, \*@\*, on h100_sxm: 264 rows, 198 points' validate types.csv --topology h100_sxm
+awk -F, -v OFS=, '{print $0, NR == 1 ? "machine" : NR < 9 ? "a" : "b"}' h100.csv > two.csv
+expect 3 "two.csv:9: machine 'b' beside 'a', expected rows of one" \
+    calibrate two.csv --topology h100_sxm -o x.yaml
+expect 3 "two.csv:9: machine 'b' beside 'a', expected rows of one" validate two.csv --topology h100_sxm
+awk -F, -v OFS=, 'NR > 1 {$5 /= 1000} {print}' h100.csv > ms.csv
+expect 3 'ms.csv: nothing to write: .*are the times in us (time_us)' \
+    calibrate ms.csv --topology h100_sxm -o x.yaml
+expect 2 'cores is of a capture' calibrate h100.csv --topology h100_sxm -o x.yaml --cores 2
+expect 2 'like reads topologies, expected no --rows' \
+    calibrate gb200 --like --topology h100_sxm -o x.yaml --rows '*@2'
+expect 2 'name a b: expected' calibrate h100.csv --topology h100_sxm -o x.yaml --name 'a b'
 expect 2 'h100.csv holds no steps: expected --max-error' \
     validate h100.csv --topology h100_sxm --max-step-error 1
 printf 'op,num_gpus,nodes,size_bytes,time_us\nalltoall,16,2,65536,90\nalltoall,16,4,65536,90\n' > nodes.csv
 expect 0 '^left out: 1 rows of one GPU or of nodes filled otherwise' validate nodes.csv --topology h100_sxm
 expect 3 'nodes.csv: 0 points on one node (2 rows left out)' calibrate nodes.csv --topology h100_sxm -o x.yaml
 [ ! -e x.yaml ] || fail 'x.yaml is there'
+cat > wrong.log << 'EOF'
+# Collective test starting: alltoall_perf
+# nThread 1 nGpus 2 minBytes 64 maxBytes 128
+#  Rank  0 Group  0 Pid 1 on a device  0 [0000:04:00] NVIDIA H100 80GB HBM3
+#  size  count  type  redop  root  time  algbw  busbw  #wrong  time  algbw  busbw  #wrong
+64  16  float  none  -1  12.5  0.1  0.2  0  13.5  0.1  0.2  0
+128  32  float  none  -1  12.5  0.1  0.2  9  13.5  0.1  0.2  0
+EOF
+expect 0 '^left out: 1 rows whose results were wrong' validate wrong.log --topology h100_sxm
+
+# The bench on what is not its own.
+bench=$source_dir/tests/bench/accuracy.sh
+"$bench" --help | grep -q '^usage: ' || fail 'accuracy.sh --help'
+"$bench" "$moesim" --fit 'h100.csv:*@2' --predict 'h100.csv:*@4' > out 2> err
+[ $? -eq 2 ] && grep -q 'no topology h100, .*: give --topology T' err || fail "accuracy.sh: $(cat err)"
 finish

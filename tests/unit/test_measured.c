@@ -51,7 +51,7 @@ static void test_csv(void **state)
                                       "op,dtype,num_gpus,size_bytes,time_us\r\n"
                                       "\r\n"
                                       "all_gather,half,2,512,8.980\r\n"
-                                      "AllReduce,int8,4,1.024e3,9\n"
+                                      "ncclAllReduce,int8,4,1.024e3,9\n"
                                       "broadcast,half,2,512,8.980\n"
                                       "alltoall,half,2,512,0\n"
                                       "alltoall,half,2,512,nan\n"
@@ -78,13 +78,14 @@ static void test_csv_other_names(void **state)
 {
     (void)state;
     struct moe_measured m =
-        read_text("ip_time_us , machine,op,gpus,nodes,type,bytes,oop_time_us\n"
+        read_text("ip_time_us , Machine,OP,gpus,nodes,type,bytes,oop_time_us\n"
                   "1,\"2x p4de, 4x\"\"100G\"\"\",all_reduce,16,2,\"\"\"a\"\",b\",8,164.3\n"
                   "2.5,\"a,b\"c, \"All-To-All\" ,16,,?, 16 ,N/A\n",
                   NULL);
     assert_int_equal(m.n, 2);
     assert_row(&m, 0, "allreduce", "\"a\",b", 16, 2, 8, 164.3, 2);
     assert_row(&m, 1, "alltoall", "?", 16, 0, 16, 2.5, 3);
+    assert_string_equal(m.rows[0].machine, "2x p4de, 4x\"100G\"");
     moe_measured_free(&m);
     m = read_text("op,gpus,bytes,ip_time_us\nalltoall,2,8,3\n", NULL);
     assert_row(&m, 0, "alltoall", "", 2, 0, 8, 3, 2);
@@ -102,6 +103,10 @@ static void test_csv_wrong(void **state)
 #define CSV "# note\nop,num_gpus,nodes,size_bytes,time_us\n"
     refused("", NULL, "measured: no measurement (0 rows skipped), expected some of alltoall, ");
     refused(CSV, NULL, "measured: no measurement (0 ");
+    refused(
+        "op;gpus;bytes;time_us\nalltoall;2;8;3\n", NULL,
+        "measured: no measurement (0 rows skipped), expected some of alltoall, allgather, reducescatter or "
+        "allreduce, as CSV of op,size_bytes,num_gpus,time_us, or as nccl-tests");
     refused(CSV "alltoall,2,1,8,0\n", NULL, "measured: no measurement (1 ");
     refused(CSV "alltoall,2,1,8\n", NULL, "measured:3: 4 columns, expected 5");
     refused(CSV "alltoall,2,1,8,9,10\n", NULL, "measured:3: 6 columns, expected 5");
@@ -201,12 +206,15 @@ static void test_log_between(void **state)
                       "# 1024  256  float  none  -1  19.5  0.1  0.2  0  20.5  0.1  0.2  0\n"
                       "9999999999999999999999  1  float  none  -1  1  1  1  0  1  1  1  0\n"
                       "2048  512  bfloat16  none  -1  21.5  0.1  0.2  0  22.5  0.1  0.2  0\n"
+                      "4096  1024  bfloat16  none  -1  23.5  0.1  0.2  0  24.5  0.1  0.2  7\n"
+                      "8192  2048  bfloat16  none  -1                     25.5  0.1  0.2  8\n"
                       "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 70.742\n",
         "allgather");
     assert_int_equal(m.n, 2);
     assert_row(&m, 0, "alltoall", "float", 2, 2, 64, 12.5, 10);
     assert_row(&m, 1, "alltoall", "bfloat16", 2, 2, 2048, 21.5, 19);
     assert_int_equal(m.n_skipped, 5);
+    assert_int_equal(m.n_wrong, 2);
     moe_measured_free(&m);
 }
 
@@ -277,6 +285,7 @@ static void test_log_wrong(void **state)
     "{\"version\": " #version ", \"args\": [\"./alltoall_perf\"], \"env\": [\"KEY=secret\"], "
 #define TIME(us) "{\"time\": " #us ", \"alg_bw\": 0.0, \"bus_bw\": 0.0, \"nwrong\": null}"
 #define CPU_TIME(us) "{\"cpu_time\": " #us ", \"alg_bw\": 0.0, \"bus_bw\": 0.0, \"nwrong\": 0.0}"
+#define WRONG_TIME(us) "{\"time\": " #us ", \"alg_bw\": 0.0, \"bus_bw\": 0.0, \"nwrong\": 3}"
 #define RESULT(size, out, in)                                                                                \
     "{\"size\": " #size ", \"count\": 1, \"type\": \"float\", \"root\": \"    -1\", \"out_of_place\": " out  \
     ", \"in_place\": " in "}"
@@ -290,7 +299,7 @@ static const char report[] =
     RESULT(256, TIME("nan"), TIME(40)) ","
     RESULT(512, TIME("nan"), "null") ","
     RESULT(1024, CPU_TIME(5), CPU_TIME(6)) ", 7,"
-    RESULT(0, TIME(1), TIME(1))
+    RESULT(0, TIME(1), TIME(1)) "," RESULT(2048, TIME(1), WRONG_TIME(2))
     "], \"average_bus_bandwidith\": {\"bandwidith\": \"nan\", \"okay\": \"unchecked\"}}\n";
 static const char unnamed[] =
     "{\"version\": 1, \"args\": []," ONE "\"results\": [" RESULT(64, TIME(1), "null") "]}";
@@ -304,6 +313,7 @@ static void test_json(void **state)
     struct moe_measured m = read_text(report, "allgather");
     assert_int_equal(m.n, 4);
     assert_int_equal(m.n_skipped, 3);
+    assert_int_equal(m.n_wrong, 1);
     assert_row(&m, 0, "alltoall", "float", 16, 2, 64, 38.5, 1);
     assert_row(&m, 1, "alltoall", "float", 16, 2, 128, 39.5, 2);
     assert_row(&m, 2, "alltoall", "float", 16, 2, 256, 40, 3);
