@@ -9,7 +9,7 @@
  *                packed in member order; what a rank sends to itself is what it receives from itself
  *   in, out      may be equal for ALLREDUCE only
  * All members of a REDUCESCATTER pass the same `send`; those of another collective may disagree, and wait()
- * reports what the library notices.
+ * reports what the library notices, if it does not crash: agree.h asks before.
  * Sums: MPI adds in an order that the library fixes by element count and group size, not by who comes last,
  * so that equal runs give equal bits (tests/mpi/test_comm_mpi.c). Open MPI 4.1 adds in pairs, (0 + 1) + (2 +
  * 3), for both; another library or group size may add otherwise. */

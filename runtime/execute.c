@@ -5,6 +5,8 @@
  * `known` when the host holds the counts that the device holds. */
 #include "runtime/execute.h"
 
+#include "runtime/agree.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +39,7 @@ struct moe_execution {
     struct moe_executed now; /* the operation in hand; no block outside of one */
     int unknown;             /* symbol that the last evaluation missed, or -1 */
     int64_t steps;           /* done */
+    int64_t steps_here;      /* of them since open */
     char label[2 * MOE_NAME];
 };
 
@@ -251,15 +254,37 @@ static int count(struct moe_execution *x, const char *what, int expr, int n, int
     return MOE_OK;
 }
 
+/* What the communicator says, with the operation in hand and its ranks before it. */
+static int collective_failed(struct moe_execution *x, int err)
+{
+    const struct moe_comm *c = &x->s->comms[x->now.op->comm];
+    const int group = c->group_of[x->rank];
+    char ranks[64];
+    write_ranks(ranks, sizeof ranks, c->members + c->first[group], moe_group_size(c, group));
+    return moe_fail(err, "%s on communicator %s (ranks %s): %s", label(x), c->name, ranks, moe_error());
+}
+
+static int agree(struct moe_execution *x, const struct moe_transfer *t)
+{
+    const struct moe_comm *c = &x->s->comms[t->op->comm];
+    const int *ranks = c->members + c->first[c->group_of[x->rank]];
+    if (x->steps_here >= x->options->agree_steps) return MOE_OK;
+    int err = moe_agree(x->comms[t->op->comm], t, label(x), ranks, x->options->timeout_s);
+    return err < 0 && err != MOE_EVERDICT ? collective_failed(x, err) : err;
+}
+
 static int run_collective(struct moe_execution *x, struct slot *in, struct slot *out)
 {
     const struct moe_op *op = x->now.op;
     const struct moe_comm *c = &x->s->comms[op->comm];
-    const int group = c->group_of[x->rank], size = moe_group_size(c, group), self = c->index_of[x->rank];
+    const int size = moe_group_size(c, c->group_of[x->rank]), self = c->index_of[x->rank];
     const bool each_send = moe_send_per_peer[op->collective], each_recv = moe_recv_per_peer[op->collective];
+    const struct moe_transfer transfer = {op, in->data, out->data, x->send, x->recv};
     int64_t sent, received;
     MOE_TRY(count(x, "what it sends", op->send, each_send ? size : 1, x->send, &sent));
     MOE_TRY(count(x, "what it receives", op->recv, each_recv ? size : 1, x->recv, &received));
+    /* Before what a rank finds wrong by itself, since that leaves the others waiting. */
+    MOE_TRY(agree(x, &transfer));
     MOE_TRY(check_fit(x, "sends", sent, op->reads[0].buffer, in));
     MOE_TRY(check_fit(x, "receives", received, op->writes[0].buffer, out));
     const int64_t to_self = x->send[each_send ? self : 0], from_self = x->recv[each_recv ? self : 0];
@@ -267,15 +292,11 @@ static int run_collective(struct moe_execution *x, struct slot *in, struct slot 
         return moe_fail(MOE_EFAILED, "%s: sends itself %lld and receives %lld elements", label(x),
                         (long long)to_self, (long long)from_self);
     x->now.bytes = sent * moe_type_bytes[op->type];
-    struct moe_transfer transfer = {op, in->data, out->data, x->send, x->recv};
     struct moe_communicator *comm = x->comms[op->comm];
     x->now.start_ns = moe_now_ns();
     int err = comm->table->start(comm, &transfer);
     if (err >= 0) err = comm->table->wait(comm, x->options->timeout_s);
-    if (err >= 0) return MOE_OK;
-    char ranks[64];
-    write_ranks(ranks, sizeof ranks, c->members + c->first[group], size);
-    return moe_fail(err, "%s on communicator %s (ranks %s): %s", label(x), c->name, ranks, moe_error());
+    return err < 0 ? collective_failed(x, err) : MOE_OK;
 }
 
 static int run_host_sync(struct moe_execution *x, struct slot **in)
@@ -361,6 +382,7 @@ static int end_step(struct moe_execution *x, double *loss)
         }
     }
     x->steps++;
+    x->steps_here++;
     return MOE_OK;
 }
 

@@ -23,9 +23,10 @@ struct moe_executed {
 int64_t moe_now_ns(void); /* the clock of these times */
 
 struct moe_execute_options {
-    double timeout_s; /* a collective that takes longer is reported, > 0 */
-    uint64_t seed;    /* initial parameters */
-    bool poison;      /* fill buffers that nobody wrote with NaN (integers: a large negative number) */
+    double timeout_s;    /* a collective that takes longer is reported, > 0 */
+    int64_t agree_steps; /* before every collective of the first so many steps since open: moe_agree */
+    uint64_t seed;       /* initial parameters */
+    bool poison;         /* fill buffers that nobody wrote with NaN (integers: a large negative number) */
     void (*observe)(void *ctx, const struct moe_executed *e); /* may be NULL */
     void *ctx;
 };
@@ -43,10 +44,11 @@ void moe_execute_close(struct moe_execution *x);
 /* Runs one step of this rank's itinerary.
  *   token, target [T]  ids of the local tokens and of their successors: the schedule's two INPUT buffers
  *   loss               out: the schedule's first OUTPUT buffer, cross entropy summed over local tokens, nats
- * Errors: MOE_EPEER "layer 1 forward dispatch on communicator ep (ranks 0-3): no answer for 10 s" for a
- * collective that does not finish, or whose library reports an error (a truncated message); MOE_EFAILED for
- * a size that the host does not know, a collective larger than its buffers, counts or indices that nothing
- * wrote in this step, an output that nothing wrote. After an error the communicators are unusable: abort. */
+ * Errors: MOE_EVERDICT of moe_agree; MOE_EPEER "layer 1 forward dispatch on communicator ep (ranks 0-3): no
+ * answer for 10 s" for a collective that does not finish, or whose library reports an error (a truncated
+ * message); MOE_EFAILED for a size that the host does not know, a collective larger than its buffers, counts
+ * or indices that nothing wrote in this step, an output that nothing wrote. After an error the communicators
+ * are unusable: abort. */
 int moe_execute_step(struct moe_execution *x, const int32_t *token, const int32_t *target, double *loss);
 
 /* Steps done, since open or since the run that a checkpoint began (which sets them). The optimizer corrects

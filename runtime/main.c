@@ -25,12 +25,13 @@ static const char usage[] =
     "  --load PREFIX      go on from this checkpoint (PREFIX.ckptN), of any expert-parallel size\n"
     "  --save PREFIX      write a checkpoint after the last step\n"
     "  --timeout SECONDS  how long a collective may take (60)\n"
+    "  --no-agreement     do not ask in the first step whether members agree on each collective\n"
     "  --help             this text\n";
 
 struct options {
     const char *scenario, *data, *output, *load, *save;
     int64_t steps, seed, timeout_s;
-    bool help;
+    bool no_agreement, help;
 };
 
 /* What is open while capturing; closed in reverse. */
@@ -65,12 +66,17 @@ static int read_number(const char *name, const char *text, int64_t min, int64_t 
 
 static int read_options(int argc, char **argv, struct options *o)
 {
-    static const struct option names[] = {
-        {"scenario", required_argument, NULL, 'c'}, {"data", required_argument, NULL, 'd'},
-        {"output", required_argument, NULL, 'o'},   {"steps", required_argument, NULL, 'n'},
-        {"seed", required_argument, NULL, 's'},     {"timeout", required_argument, NULL, 't'},
-        {"load", required_argument, NULL, 'l'},     {"save", required_argument, NULL, 'w'},
-        {"help", no_argument, NULL, 'h'},           {0}};
+    static const struct option names[] = {{"scenario", required_argument, NULL, 'c'},
+                                          {"data", required_argument, NULL, 'd'},
+                                          {"output", required_argument, NULL, 'o'},
+                                          {"steps", required_argument, NULL, 'n'},
+                                          {"seed", required_argument, NULL, 's'},
+                                          {"timeout", required_argument, NULL, 't'},
+                                          {"load", required_argument, NULL, 'l'},
+                                          {"save", required_argument, NULL, 'w'},
+                                          {"no-agreement", no_argument, NULL, 'a'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
     *o = (struct options){.steps = 20, .seed = 1, .timeout_s = 60};
     for (int c; (c = getopt_long(argc, argv, ":o:", names, NULL)) != -1;) {
         switch (c) {
@@ -82,10 +88,11 @@ static int read_options(int argc, char **argv, struct options *o)
         case 't': MOE_TRY(read_number("timeout", optarg, 1, &o->timeout_s)); break;
         case 'l': o->load = optarg; break;
         case 'w': o->save = optarg; break;
+        case 'a': o->no_agreement = true; break;
         case 'h': o->help = true; return MOE_OK;
         case ':': return moe_fail(MOE_EUSAGE, "%s: expected a value (--help shows all)", argv[optind - 1]);
         default:
-            if (optopt && optopt != 'h') /* --help=x */
+            if (optopt && optopt != 'h' && optopt != 'a') /* --help=x */
                 return moe_fail(MOE_EUSAGE, "unknown option -%c (--help shows all)", optopt);
             return moe_fail(MOE_EUSAGE, "unknown option %s (--help shows all)", argv[optind - 1]);
         }
@@ -147,8 +154,10 @@ static int capture(struct capture *c, const struct options *o, bool *stopped)
     MOE_TRY(moe_lower(c->scenario, &c->s));
     MOE_TRY(moe_data_load(o->data, c->scenario->sequence, &c->data));
     MOE_TRY(moe_device_cpu.open(&c->device));
-    c->execute = (struct moe_execute_options){
-        .timeout_s = (double)o->timeout_s, .seed = (uint64_t)o->seed, .observe = moe_recorder_observe};
+    c->execute = (struct moe_execute_options){.timeout_s = (double)o->timeout_s,
+                                              .agree_steps = o->no_agreement ? 0 : 1,
+                                              .seed = (uint64_t)o->seed,
+                                              .observe = moe_recorder_observe};
     MOE_TRY(moe_execute_open(c->s, c->device, c->world, &c->execute, &c->x));
     if (o->load) MOE_TRY(moe_checkpoint_load(o->load, c->x));
     struct moe_run run = {c->s, &c->data, c->scenario->text, MOESIM_VERSION, o->steps, (uint64_t)o->seed};

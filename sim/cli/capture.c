@@ -118,16 +118,18 @@ static int run_ranks(const struct moe_args *args, int64_t ranks)
     const char *const checkpoint[][2] = {{"--save", args->save}, {"--load", args->load}};
     enum { ALWAYS = 16 };
     /* clang-format off */
-    const char *argv[ALWAYS + 2 * 2 + 1] = {
+    const char *argv[ALWAYS + 2 * 2 + 1 + 1] = {
         "mpirun", "-n", number[0],
         moe_program_beside("moesim-capture", program), "--scenario", args->input, "--data", args->data,
         "--output", args->output, "--steps", number[1], "--seed", number[2], "--timeout", number[3]};
     /* clang-format on */
-    for (int i = 0, n = ALWAYS; i < 2; i++) {
+    int n = ALWAYS;
+    for (int i = 0; i < 2; i++) {
         if (!checkpoint[i][1]) continue;
         argv[n++] = checkpoint[i][0];
         argv[n++] = checkpoint[i][1];
     }
+    if (args->no_agreement) argv[n++] = "--no-agreement";
     if (ranks == 1) return moe_program_run(argv + 3, "moesim", NULL);
     set_environment(ranks);
     return moe_program_run(argv, "openmpi-bin", NULL);

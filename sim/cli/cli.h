@@ -21,7 +21,7 @@ struct moe_args {
     int n_inputs;
     const char *output, *data, *save, *load, *topology, *format, *name, *phases, *routing, *rows, *op, *plot;
     int64_t ranks, steps, seed, timeout_s, step, threads, cores, max_step_error, max_phase_error, max_error;
-    bool json, help, like;
+    bool json, help, like, no_agreement;
     int n_vary;
     const char *vary[MOE_MAX_VARY]; /* "key=value,value" */
 };

@@ -118,6 +118,39 @@ sed 's/rate: .*/rate: 1e6/' two.yaml > rise.yaml
 failed 1 '.* failed (exit code 1); rise.db holds what all ranks recorded' rise.yaml --data "$small" -o rise.db
 expect 0 '"complete": false' trace info rise.db --json
 
+# Ranks with other models: each names both sizes and records nothing; unasked, the library fails in its way.
+sed 's/hidden: 16/hidden: 64/' two.yaml > wide.yaml
+disagree() # [OPTION]
+{
+    cases=$((cases + 1))
+    set -- --data "$small" -o odd.db --timeout 5 "$@"
+    OMPI_MCA_orte_execute_quiet=1 mpirun -n 1 "$moesim-capture" --scenario two.yaml "$@" : \
+        -n 1 "$moesim-capture" --scenario wide.yaml "$@" > out 2> err
+    code=$?
+}
+disagree
+said='layer 0 forward dispatch: rank 0 sends [0-9]* float32 (alltoall) to rank 1, which expects'
+for rank in 0 1; do
+    grep -q "^moesim-capture: rank $rank: $said [0-9]* float32 (alltoall)$" err ||
+        fail "rank $rank: $(head -c 900 err)"
+done
+{ [ $code -eq 5 ] && [ "$(echo odd.db*)" = 'odd.db.rank0 odd.db.rank1' ]; } ||
+    fail "exit code $code, expected 5; files: $(echo odd.db*)"
+rm -f odd.db*
+disagree --no-agreement
+{ [ $code -ne 0 ] && [ $code -ne 5 ] && ! grep -q 'which expects' err; } || fail "asked: exit code $code"
+rm -f odd.db*
+mkdir fake
+printf '#!/bin/sh\necho "$@" > asked\nexit 5\n' > fake/mpirun
+chmod +x fake/mpirun
+rich=$PATH
+PATH=$work/fake:$PATH
+failed 5 '.* failed (exit code 5); odd.db is as it was' two.yaml --data "$small" -o odd.db --no-agreement
+grep -q -e ' --no-agreement$' asked || fail "not passed on: $(cat asked)"
+failed 5 '.* failed (exit code 5); odd.db is as it was' two.yaml --data "$small" -o odd.db
+grep -q -e --no-agreement asked && fail "passed on unasked: $(cat asked)"
+PATH=$rich
+
 # interrupt SCENARIO RANK...: ends it once these ranks have committed steps; what they did is kept.
 interrupt()
 {

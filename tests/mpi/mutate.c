@@ -1,8 +1,9 @@
-/* mutate FAULT - plants one fault on rank 2 of a valid schedule, checks and executes it.
+/* mutate FAULT [no-agreement] - plants one fault on rank 2 of a valid schedule, checks and executes it.
  *
- * Prints what check says, then how the run ended: "stopped: ..." when the watchdog (2 s) or the library gave
- * up, or "wrong gradients: ..." when the step ended with other gradients than the valid schedule's. Exit code
- * 5 when check named rank 2 and the operation and the run went wrong in one of these ways; 1 otherwise. */
+ * Prints what check says, then how the run ended: "stopped: ..." when the members did not agree, or the
+ * watchdog (2 s) or the library gave up, or "wrong gradients: ..." when the step ended with other gradients
+ * than the valid schedule's. Exit code 5 when check named rank 2 and the operation and the run went wrong in
+ * one of these ways; 1 otherwise. */
 #include "sim/check.h"
 #include "tests/mpi/parity.h"
 
@@ -43,12 +44,13 @@ static double largest_difference(const struct moe_schedule *s, const struct moe_
 int main(int argc, char **argv)
 {
     struct moe_communicator *world;
-    if (argc != 2 || moe_communicator_here()->open(&world) < 0) return 2;
+    if (argc < 2 || argc > 3 || moe_communicator_here()->open(&world) < 0) return 2;
     struct moe_scenario *sc = fixture_scenario(4, 2, "6", "");
     struct moe_schedule *right = fixture_schedule(sc), *wrong = fixture_schedule(sc);
     const char *op = fixture_mutate(wrong, argv[1], 2);
     if (!check_names_it(wrong, sc, op, world->rank == 0)) world->table->abort(world, 1);
     fflush(stdout);
+    if (argc == 3) parity_agree_steps = 0;
     struct parity_run reference, run;
     int err = parity_step(right, world, 10, &reference);
     if (err < 0) parity_die(world, err);

@@ -24,6 +24,8 @@ static inline void parity_die(struct moe_communicator *world, int err)
     world->table->abort(world, moe_exit_code(err));
 }
 
+static int64_t parity_agree_steps = INT64_MAX; /* of the executor's options */
+
 struct parity_run {
     struct moe_device *device;
     struct moe_execution *x;
@@ -34,7 +36,8 @@ struct parity_run {
 static inline int parity_step(const struct moe_schedule *s, struct moe_communicator *world, double timeout_s,
                               struct parity_run *out)
 {
-    struct moe_execute_options options = {.timeout_s = timeout_s, .seed = 3, .poison = true};
+    struct moe_execute_options options = {
+        .timeout_s = timeout_s, .agree_steps = parity_agree_steps, .seed = 3, .poison = true};
     size_t n = (size_t)s->tokens[world->rank];
     int32_t *token = moe_alloc(n, sizeof *token), *target = moe_alloc(n, sizeof *target);
     parity_tokens(s, world->rank, token, target);

@@ -1,6 +1,6 @@
 /* test_comm_mpi - the MPI communicator on 4 ranks: mpirun -n 4 test_comm_mpi. Exit code 0: all ranks agree
  * that nothing failed. The last check breaks a communicator, so the job ends with its abort(). */
-#include "runtime/communicator.h"
+#include "runtime/agree.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -166,6 +166,57 @@ static void check_truncation(void)
     copy->table->close(copy); /* must not wait for the others */
 }
 
+/* Members whose beliefs are those of a transfer learn `expected`, or (NULL) that they agree; nothing moved.
+ */
+static void expect_agreement(const struct moe_op *op, const char *label, const int64_t *send,
+                             const int64_t *recv, const char *expected)
+{
+    static const int ranks[] = {0, 1, 2, 3};
+    int64_t in[6] = {0}, out[6] = {-1, -1, -1, -1, -1, -1};
+    int err = moe_agree(world, &(struct moe_transfer){op, in, out, send, recv}, label, ranks, 20);
+    expect(err == (expected ? MOE_EVERDICT : MOE_OK));
+    if (expected) expect(strcmp(moe_error(), expected) == 0);
+    for (int i = 0; i < 6; i++) expect(out[i] == -1);
+}
+
+static void check_agreement(void)
+{
+    const struct moe_op even[] = {{.collective = MOE_ALLTOALL, .type = MOE_I64},
+                                  {.collective = MOE_ALLREDUCE, .type = MOE_I64},
+                                  {.collective = MOE_ALLGATHER, .type = MOE_I64},
+                                  {.collective = MOE_REDUCESCATTER, .type = MOE_I64}};
+    const int64_t one = 1, five = 5, r = world->rank, rising[] = {0, 1, 2, 3};
+    const bool is_two = r == 2;
+    int64_t count[RANKS], more[RANKS] = {1, 1, 1, 1};
+    for (int p = 0; p < RANKS; p++) count[p] = (r + p) % 3;
+    expect_agreement(&even[MOE_ALLTOALL], "a", count, count, NULL);
+    expect_agreement(&even[MOE_ALLREDUCE], "a", &five, &five, NULL);
+    expect_agreement(&even[MOE_ALLGATHER], "a", &r, rising, NULL);
+    expect_agreement(&even[MOE_REDUCESCATTER], "a", rising, &r, NULL);
+
+    if (is_two) more[1] = 3;
+    expect_agreement(&even[MOE_ALLTOALL], "a", more, (int64_t[]){1, 1, 1, 1},
+                     "a: rank 2 sends 3 int64 (alltoall) to rank 1, which expects 1 int64 (alltoall)");
+    expect_agreement(&even[MOE_REDUCESCATTER], "a", more, &one,
+                     "a: rank 2 sends 3 int64 (reducescatter) to rank 1, which expects 1 int64 "
+                     "(reducescatter)");
+    expect_agreement(&even[MOE_ALLGATHER], "a", is_two ? &five : &one, (int64_t[]){1, 1, 1, 1},
+                     "a: rank 2 sends 5 int64 (allgather) to rank 3, which expects 1 int64 (allgather)");
+    expect_agreement(&even[MOE_ALLREDUCE], "a", is_two ? &five : &one, is_two ? &five : &one,
+                     "a: rank 1 sends 1 int64 (allreduce) to rank 2, which expects 5 int64 (allreduce)");
+    struct moe_op odd = even[MOE_ALLREDUCE];
+    if (is_two) odd.type = MOE_F64;
+    expect_agreement(&odd, "a", &one, &one,
+                     "a: rank 1 sends 1 int64 (allreduce) to rank 2, which expects 1 float64 (allreduce)");
+    expect_agreement(is_two ? &even[MOE_ALLGATHER] : &even[MOE_ALLREDUCE], "a", &one, (int64_t[]){1, 1, 1, 1},
+                     "a: rank 1 sends 1 int64 (allreduce) to rank 2, which expects 1 int64 (allgather)");
+    expect_agreement(&even[MOE_ALLREDUCE], is_two ? "b" : "a", &one, &one,
+                     "a: rank 0 enters it where rank 2 enters b");
+    /* A rank that disagrees with itself only. */
+    expect_agreement(&even[MOE_ALLTOALL], "a", (int64_t[]){1, 1, is_two ? 4 : 1, 1}, (int64_t[]){1, 1, 1, 1},
+                     "a: rank 2 sends 4 int64 (alltoall) to rank 2, which expects 1 int64 (alltoall)");
+}
+
 int main(void)
 {
     const struct moe_communicator_table *table = moe_communicator_here();
@@ -181,6 +232,7 @@ int main(void)
     check_order(MOE_ALLREDUCE);
     check_order(MOE_REDUCESCATTER);
     check_split();
+    check_agreement();
     check_timeout();
     check_too_large();
     check_truncation();

@@ -16,10 +16,12 @@ static void close_fake(struct moe_communicator *c)
     free(c);
 }
 
+static int starts;
 static int64_t seen_send[2], seen_recv[2];
 static int start_fake(struct moe_communicator *c, const struct moe_transfer *t)
 {
     (void)c;
+    starts++;
     for (int i = 0; i < (moe_send_per_peer[t->op->collective] ? 2 : 1); i++) seen_send[i] = t->send[i];
     for (int i = 0; i < (moe_recv_per_peer[t->op->collective] ? 2 : 1); i++) seen_recv[i] = t->recv[i];
     return MOE_OK;
@@ -69,12 +71,17 @@ static void run_collective(enum moe_collective collective)
     double loss;
     open_rig(&rig, moe_builder_close(&b));
     rig.options.observe = see_bytes;
+    rig.options.agree_steps = 1;
+    starts = 0;
     assert_int_equal(moe_execute_open(rig.s, rig.device, &world, &rig.options, &rig.x), MOE_OK);
     assert_int_equal(moe_execute_step(rig.x, tokens, targets, &loss), MOE_OK);
     const int64_t *one = gathers ? seen_send : seen_recv, *each = gathers ? seen_recv : seen_send;
     assert_int_equal(one[0], 5);
     assert_true(each[0] == 3 && each[1] == 5);
     assert_int_equal(seen_bytes, gathers ? 5 * 4 : 8 * 4);
+    assert_int_equal(starts, 2); /* the members asked each other first */
+    assert_int_equal(moe_execute_step(rig.x, tokens, targets, &loss), MOE_OK);
+    assert_int_equal(starts, 3);
     block_of(&rig)->ops[0].recv = block_of(&rig)->ops[0].send = gathers ? of_peer : own;
     assert_int_equal(moe_execute_step(rig.x, tokens, targets, &loss), MOE_EFAILED);
     assert_string_equal(moe_error(),

@@ -88,7 +88,7 @@ static void capture(const char *path, const char *text, const struct moe_schedul
     assert_int_equal(moe_device_cpu.open(&device), MOE_OK);
     assert_int_equal(moe_comm_self.open(&world), MOE_OK);
     assert_int_equal(moe_recorder_open(path, &run, 0, &recorder), MOE_OK);
-    struct moe_execute_options options = {1, 9, false, moe_recorder_observe, recorder};
+    struct moe_execute_options options = {1, 0, 9, false, moe_recorder_observe, recorder};
     assert_int_equal(moe_execute_open(s, device, world, &options, &x), MOE_OK);
     for (int step = 0; step < STEPS; step++) {
         int32_t token[T], target[T];
