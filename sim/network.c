@@ -9,18 +9,67 @@ static const moe_ps STALE = -1; /* end of a clock: to be found */
 
 _Static_assert((int)MOE_SHARE_PATH > (int)MOE_PATH_MAX, "a path and a limit must fit");
 
+/* ---- ends of links: a tree whose node i has the first end below its children 2i and 2i + 1 ---- */
+
+/* The end of link l is as its clock says. */
+static void lift_end(struct moe_network *net, int l)
+{
+    int i = net->n_leaves + l;
+    moe_ps end = net->clock[l].end;
+    for (net->first_end[i] = end; i > 1; i /= 2) {
+        moe_ps other = net->first_end[i ^ 1];
+        if (other < end) end = other;
+        if (net->first_end[i / 2] == end) break;
+        net->first_end[i / 2] = end;
+    }
+}
+
+/* The next link after l that ends by `now`, in the order of their numbers; -1: none. */
+static int next_to_end(const struct moe_network *net, int l, moe_ps now)
+{
+    int i = l < 0 ? 1 : net->n_leaves + l;
+    if (l >= 0) { /* up to the first node on the right */
+        while (i > 1 && (i % 2 || net->first_end[i + 1] > now)) i /= 2;
+        if (i == 1) return -1;
+        i++;
+    } else if (net->first_end[1] > now) {
+        return -1;
+    }
+    while (i < net->n_leaves) i = 2 * i + (net->first_end[2 * i] > now);
+    return i - net->n_leaves;
+}
+
+/* The end of link l is to be found. */
+static void set_stale(struct moe_network *net, int l)
+{
+    if (net->clock[l].end == STALE) return;
+    net->clock[l].end = STALE;
+    net->stale[net->n_stale++] = l;
+}
+
 static void add_clocks(struct moe_network *net, int from)
 {
-    net->clock = moe_grow(net->clock, &net->cap_clocks, net->share.n_links, sizeof *net->clock);
-    for (int l = from; l < net->share.n_links; l++)
-        net->clock[l] = (struct moe_clock){.first = UNKNOWN, .end = MOE_NEVER};
+    int n = net->share.n_links, leaves = net->n_leaves ? net->n_leaves : 1;
+    net->clock = moe_grow(net->clock, &net->cap_clocks, n, sizeof *net->clock);
+    net->stale = moe_grow(net->stale, &net->cap_stale, n, sizeof *net->stale);
+    for (int l = from; l < n; l++) net->clock[l] = (struct moe_clock){.first = UNKNOWN, .end = MOE_NEVER};
+    if (n <= net->n_leaves) return;
+    while (leaves < n) leaves *= 2;
+    net->n_leaves = leaves;
+    free(net->first_end);
+    net->first_end = moe_alloc(2 * (size_t)leaves, sizeof *net->first_end);
+    for (int i = 0; i < leaves; i++) net->first_end[leaves + i] = i < n ? net->clock[i].end : MOE_NEVER;
+    for (int i = leaves - 1; i > 0; i--) {
+        moe_ps left = net->first_end[2 * i], right = net->first_end[2 * i + 1];
+        net->first_end[i] = left < right ? left : right;
+    }
 }
 
 void moe_network_init(struct moe_network *net, const struct moe_topo *topo)
 {
     int n = topo->n_links + topo->n_ranks;
     double *cap = moe_alloc((size_t)n, sizeof *cap);
-    *net = (struct moe_network){.topo = topo, .next = MOE_NEVER, .vacant = -1};
+    *net = (struct moe_network){.topo = topo, .vacant = -1};
     for (int l = 0; l < n; l++) cap[l] = l < topo->n_links ? topo->link_Bps[l] : topo->memory_Bps / 2;
     moe_share_init(&net->share, n, cap);
     add_clocks(net, 0);
@@ -34,6 +83,8 @@ void moe_network_free(struct moe_network *net)
     moe_share_free(&net->share);
     moe_heap_free(&net->starts);
     free(net->clock);
+    free(net->stale);
+    free(net->first_end);
     free(net->travel);
     free(net->flow);
     free(net->limit);
@@ -44,12 +95,23 @@ void moe_network_free(struct moe_network *net)
 
 /* ---- starts ---- */
 
-/* The link that holds flows from a rank at this rate. */
+/* The link that holds flows from a rank at this rate: one of the rank that has it, else one that has had no
+ * flow since the last solve, or a new one. */
 static int limit_of(struct moe_network *net, int rank, double rate_Bps)
 {
     int *first = &net->first_limit[rank];
-    for (int i = *first; i >= 0; i = net->limit[i].next)
-        if (net->limit[i].rate_Bps == rate_Bps) return net->limit[i].link;
+    struct moe_limit *idle = NULL;
+    for (int i = *first; i >= 0; i = net->limit[i].next) {
+        struct moe_limit *limit = &net->limit[i];
+        const struct moe_share_link *k = &net->share.link[limit->link];
+        if (limit->rate_Bps == rate_Bps) return limit->link;
+        if (!k->n && k->level == 0) idle = limit;
+    }
+    if (idle) {
+        moe_share_set_limit(&net->share, idle->link, rate_Bps);
+        idle->rate_Bps = rate_Bps;
+        return idle->link;
+    }
     int l = moe_share_add_limit(&net->share, rate_Bps);
     add_clocks(net, l);
     net->limit = moe_grow(net->limit, &net->cap_limits, net->n_limits + 1, sizeof *net->limit);
@@ -146,11 +208,11 @@ static void move(struct moe_network *net, int f)
         struct moe_clock *from = &net->clock[w->was];
         *due = fmax(*due - shown(net, w->was, net->share.link[w->was].level), 0);
         if (from->first == f) from->first = UNKNOWN;
-        from->end = STALE;
+        set_stale(net, w->was);
     }
     *due += shown(net, w->server, net->share.link[w->server].level);
     if (to->first != UNKNOWN && *due < net->travel[to->first].due) to->first = f;
-    to->end = STALE;
+    set_stale(net, w->server);
 }
 
 static void set_end(struct moe_network *net, int l)
@@ -164,6 +226,7 @@ static void set_end(struct moe_network *net, int l)
     }
     c->first = first;
     c->end = first == UNKNOWN ? MOE_NEVER : end_of(net, first);
+    lift_end(net, l);
 }
 
 static void solve(struct moe_network *net)
@@ -175,21 +238,18 @@ static void solve(struct moe_network *net)
         struct moe_clock *c = &net->clock[l];
         c->bytes = s->link[l].was > 0 ? shown(net, l, s->link[l].was) : 0;
         c->since = net->now;
-        c->end = STALE;
+        set_stale(net, l);
     }
     for (int i = 0; i < s->n_moved; i++) move(net, s->moved[i]);
-    net->next = MOE_NEVER;
-    for (int l = 0; l < s->n_links; l++) {
-        if (net->clock[l].end == STALE) set_end(net, l);
-        if (net->clock[l].end < net->next) net->next = net->clock[l].end;
-    }
+    for (int i = 0; i < net->n_stale; i++) set_end(net, net->stale[i]);
+    net->n_stale = 0;
 }
 
 moe_ps moe_network_next(struct moe_network *net)
 {
     if (net->share.n_dirty) solve(net);
     moe_ps start = net->starts.n ? net->starts.event[0].time : MOE_NEVER;
-    return start < net->next ? start : net->next;
+    return start < net->first_end[1] ? start : net->first_end[1];
 }
 
 static int by_order(const void *a, const void *b)
@@ -221,7 +281,7 @@ static void end_travels(struct moe_network *net, int l)
         end_flow(net, net->travel[place].flow);
     }
     net->clock[l].first = UNKNOWN;
-    net->clock[l].end = STALE;
+    set_stale(net, l);
 }
 
 void moe_network_end(struct moe_network *net, moe_ps now)
@@ -229,8 +289,7 @@ void moe_network_end(struct moe_network *net, moe_ps now)
     struct moe_event start;
     net->now = now;
     net->n_ended = 0;
-    for (int l = 0; l < net->share.n_links; l++)
-        if (net->clock[l].end <= now) end_travels(net, l);
+    for (int l = -1; (l = next_to_end(net, l, now)) >= 0;) end_travels(net, l);
     while (net->starts.n && net->starts.event[0].time <= now) {
         moe_heap_pop(&net->starts, &start);
         if (net->flow[start.a].bytes > 0)

@@ -63,16 +63,19 @@ struct moe_clock {
 struct moe_network {
     const struct moe_topo *topo; /* borrowed */
     struct moe_share share;      /* links of the topology, one for the copies of each rank, then limits */
-    moe_ps now, next;            /* next: first end; valid unless there are changes to solve */
-    struct moe_clock *clock;     /* [links of share] */
-    struct moe_travel *travel;   /* [places of share] */
-    struct moe_flow *flow;       /* all that have not ended */
-    struct moe_heap starts;      /* of flow a */
-    struct moe_limit *limit;     /* of flows from one rank at one rate */
-    int *first_limit;            /* [ranks] -1: none */
-    int n_flows, vacant;         /* vacant: a flow that has ended, they form a list; or -1 */
+    moe_ps now;
+    struct moe_clock *clock;   /* [links of share] */
+    int n_stale, *stale;       /* links whose end is to be found */
+    int n_leaves;              /* a power of 2, at least the links */
+    moe_ps *first_end;         /* [2 n_leaves] a tree of ends, 1 its root; valid but for what is stale */
+    struct moe_travel *travel; /* [places of share] */
+    struct moe_flow *flow;     /* all that have not ended */
+    struct moe_heap starts;    /* of flow a */
+    struct moe_limit *limit;   /* of flows from one rank at one rate, then at another */
+    int *first_limit;          /* [ranks] -1: none */
+    int n_flows, vacant;       /* vacant: a flow that has ended, they form a list; or -1 */
     int n_limits, n_ended;
-    int cap_clocks, cap_travels, cap_flows, cap_limits, cap_ended, cap_plan;
+    int cap_clocks, cap_stale, cap_travels, cap_flows, cap_limits, cap_ended, cap_plan;
     int *plan; /* flows of the one that is being added */
     uint64_t started;
     struct moe_flow *ended;              /* the last to end */
@@ -86,11 +89,11 @@ void moe_network_free(struct moe_network *net);                              /* 
 void moe_network_add(struct moe_network *net, moe_ps now, int n, const struct moe_sent *plan, int tag);
 
 /* When the next flow starts or ends, MOE_NEVER when none is left. Cost: O(1), after a change that of
- * moe_share_solve and O(links). */
+ * moe_share_solve and O(log links) for each link that it touched. */
 moe_ps moe_network_next(struct moe_network *net);
 
 /* Goes on to `now`, the value of moe_network_next: ended [n_ended], in the order in which they were given.
- * Cost: O(links, and flows of those where one ends). */
+ * Cost: O(log links and its flows) for each link where one ends. */
 void moe_network_end(struct moe_network *net, moe_ps now);
 
 /* Appends a flow; returns its number. */

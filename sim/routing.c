@@ -13,7 +13,7 @@ static bool is_group(const struct moe_routing *r, int P)
     return P > 0 && r->n_experts % P == 0 && r->n_ranks % P == 0;
 }
 
-struct moe_routing *moe_routing_new(int n_layers, int n_ranks, int n_experts, int top_k)
+static struct moe_routing *new_routing(int n_layers, int n_ranks, int n_experts, int top_k)
 {
     struct moe_routing *r = moe_alloc(1, sizeof *r);
     r->n_layers = n_layers;
@@ -22,6 +22,12 @@ struct moe_routing *moe_routing_new(int n_layers, int n_ranks, int n_experts, in
     r->top_k = top_k;
     r->tokens = moe_alloc((size_t)n_ranks, sizeof *r->tokens);
     r->counts = moe_alloc((size_t)n_layers * (size_t)n_ranks * (size_t)n_experts, sizeof *r->counts);
+    return r;
+}
+
+struct moe_routing *moe_routing_new(int n_layers, int n_ranks, int n_experts, int top_k)
+{
+    struct moe_routing *r = new_routing(n_layers, n_ranks, n_experts, top_k);
     for (int P = 1; P <= n_ranks && P < n_experts; P++) r->n_peers += is_group(r, P) ? P : 0;
     r->peers = moe_alloc((size_t)n_layers * (size_t)n_ranks * (size_t)r->n_peers, sizeof *r->peers);
     return r;
@@ -36,11 +42,28 @@ void moe_routing_free(struct moe_routing *r)
     free(r);
 }
 
-/* By size of the group, then by member; with a member for each expert they are the counts. */
-int32_t *moe_routing_peers(const struct moe_routing *r, int layer, int rank, int P)
+/* Adds to out [P] the tokens that have any expert of each member; with a member for each expert they are the
+ * counts. */
+static void count(const struct moe_routing *r, int P, int64_t n_tokens, const int32_t *expert, int32_t *out)
 {
-    moe_assert(is_group(r, P));
-    if (P == r->n_experts) return moe_routing_counts(r, layer, rank);
+    if (P == r->n_experts) {
+        for (int64_t i = 0; i < n_tokens * r->top_k; i++) out[expert[i]]++;
+        return;
+    }
+    int64_t *last = moe_alloc((size_t)P, sizeof *last); /* 1 + token that a member counted last */
+    int32_t here = r->n_experts / P;
+    for (int64_t t = 0; t < n_tokens; t++)
+        for (int k = 0; k < r->top_k; k++) {
+            int32_t p = expert[t * r->top_k + k] / here;
+            out[p] += last[p] != t + 1;
+            last[p] = t + 1;
+        }
+    free(last);
+}
+
+/* Where those of a routing that keeps them are: by size of the group, then by member. */
+static int32_t *kept_peers(const struct moe_routing *r, int layer, int rank, int P)
+{
     size_t at = ((size_t)layer * (size_t)r->n_ranks + (size_t)rank) * (size_t)r->n_peers;
     for (int smaller = 1; smaller < P; smaller++) at += is_group(r, smaller) ? (size_t)smaller : 0;
     return r->peers + at;
@@ -48,21 +71,10 @@ int32_t *moe_routing_peers(const struct moe_routing *r, int layer, int rank, int
 
 void moe_routing_add(struct moe_routing *r, int layer, int rank, int64_t n_tokens, const int32_t *expert)
 {
-    int32_t *counts = moe_routing_counts(r, layer, rank);
-    int64_t *last = moe_alloc((size_t)r->n_experts, sizeof *last); /* 1 + token that a member counted last */
-    for (int64_t i = 0; i < n_tokens * r->top_k; i++) counts[expert[i]]++;
-    for (int P = 1; P <= r->n_ranks && P < r->n_experts; P++) {
-        if (!is_group(r, P)) continue;
-        int32_t *peers = moe_routing_peers(r, layer, rank, P), here = r->n_experts / P;
-        memset(last, 0, (size_t)P * sizeof *last);
-        for (int64_t t = 0; t < n_tokens; t++)
-            for (int k = 0; k < r->top_k; k++) {
-                int32_t p = expert[t * r->top_k + k] / here;
-                peers[p] += last[p] != t + 1;
-                last[p] = t + 1;
-            }
-    }
-    free(last);
+    moe_assert(r->peers);
+    count(r, r->n_experts, n_tokens, expert, moe_routing_counts(r, layer, rank));
+    for (int P = 1; P <= r->n_ranks && P < r->n_experts; P++)
+        if (is_group(r, P)) count(r, P, n_tokens, expert, kept_peers(r, layer, rank, P));
 }
 
 /* ---- generate ---- */
@@ -123,39 +135,86 @@ static int draw_quickly(const double *weight, const double *cumulative, const bo
     return draw(weight, taken, n_experts, moe_uniform(seed, stream, index * (TRIES + 1) + TRIES));
 }
 
+/* What the tokens of a layer are drawn with. */
+struct draws {
+    int layer;
+    double *weight, *cumulative; /* [E] */
+    bool *taken;                 /* [E] */
+    int32_t *chosen;             /* [PART, K] tokens counted at a time */
+};
+
+enum { PART = 4096 };
+
+static struct draws new_draws(const struct moe_routing *r)
+{
+    size_t E = (size_t)r->n_experts;
+    return (struct draws){.weight = moe_alloc(E, sizeof(double)),
+                          .cumulative = moe_alloc(E, sizeof(double)),
+                          .taken = moe_alloc(E, sizeof(bool)),
+                          .chosen = moe_alloc(PART * (size_t)r->top_k, sizeof(int32_t))};
+}
+
+static void free_draws(struct draws *d)
+{
+    free(d->weight);
+    free(d->cumulative);
+    free(d->taken);
+    free(d->chosen);
+}
+
+static void set_layer(const struct moe_routing *r, struct draws *d, int layer)
+{
+    d->layer = layer;
+    shuffle_weights(d->weight, r->n_experts, r->skew, r->seed, layer);
+    for (int e = 0; e < r->n_experts; e++) d->cumulative[e] = d->weight[e] + (e ? d->cumulative[e - 1] : 0);
+}
+
+/* Draws the tokens of a rank, always the same, and counts them in out [P]. */
+static void draw_rank(const struct moe_routing *r, const struct draws *d, int rank, int P, int32_t *out)
+{
+    const int64_t n = r->tokens[rank] * r->top_k, part = (int64_t)PART * r->top_k;
+    for (int64_t i = 0; i < n; i++) {
+        if (i % r->top_k == 0) memset(d->taken, 0, (size_t)r->n_experts);
+        int e = draw_quickly(d->weight, d->cumulative, d->taken, r->n_experts, r->seed,
+                             stream_of(d->layer, rank), (uint64_t)i);
+        d->taken[e] = true;
+        d->chosen[i % part] = e;
+        if (i + 1 == n || (i + 1) % part == 0) count(r, P, i % part / r->top_k + 1, d->chosen, out);
+    }
+}
+
 struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_experts, int top_k,
                                          const int64_t *tokens, double skew, uint64_t seed)
 {
-    enum { PART = 4096 }; /* tokens counted at a time */
     moe_assert(top_k <= n_experts);
-    struct moe_routing *r = moe_routing_new(n_layers, n_ranks, n_experts, top_k);
+    struct moe_routing *r = new_routing(n_layers, n_ranks, n_experts, top_k);
     memcpy(r->tokens, tokens, (size_t)n_ranks * sizeof *tokens);
-    double *weight = moe_alloc((size_t)n_experts, sizeof *weight);
-    double *cumulative = moe_alloc((size_t)n_experts, sizeof *cumulative);
-    bool *taken = moe_alloc((size_t)n_experts, sizeof *taken);
-    const int64_t part = (int64_t)PART * top_k;
-    int32_t *chosen = moe_alloc((size_t)part, sizeof *chosen);
+    r->skew = skew;
+    r->seed = seed;
+    struct draws d = new_draws(r);
     for (int l = 0; l < n_layers; l++) {
-        shuffle_weights(weight, n_experts, skew, seed, l);
-        for (int e = 0; e < n_experts; e++) cumulative[e] = weight[e] + (e ? cumulative[e - 1] : 0);
-        for (int rank = 0; rank < n_ranks; rank++) {
-            const int64_t n = tokens[rank] * top_k;
-            for (int64_t i = 0; i < n; i++) {
-                if (i % top_k == 0) memset(taken, 0, (size_t)n_experts);
-                int e =
-                    draw_quickly(weight, cumulative, taken, n_experts, seed, stream_of(l, rank), (uint64_t)i);
-                taken[e] = true;
-                chosen[i % part] = e;
-                if (i + 1 == n || (i + 1) % part == 0)
-                    moe_routing_add(r, l, rank, i % part / top_k + 1, chosen);
-            }
-        }
+        set_layer(r, &d, l);
+        for (int rank = 0; rank < n_ranks; rank++)
+            draw_rank(r, &d, rank, n_experts, moe_routing_counts(r, l, rank));
     }
-    free(weight);
-    free(cumulative);
-    free(taken);
-    free(chosen);
+    free_draws(&d);
     return r;
+}
+
+void moe_routing_peers(const struct moe_routing *r, int layer, int rank, int P, int32_t *out)
+{
+    moe_assert(is_group(r, P));
+    if (P == r->n_experts) {
+        memcpy(out, moe_routing_counts(r, layer, rank), (size_t)P * sizeof *out);
+    } else if (r->peers) {
+        memcpy(out, kept_peers(r, layer, rank, P), (size_t)P * sizeof *out);
+    } else {
+        struct draws d = new_draws(r);
+        set_layer(r, &d, layer);
+        memset(out, 0, (size_t)P * sizeof *out);
+        draw_rank(r, &d, rank, P, out);
+        free_draws(&d);
+    }
 }
 
 /* ---- load ---- */

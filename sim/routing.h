@@ -10,8 +10,10 @@ struct moe_routing {
     int n_layers, n_ranks, n_experts, top_k;
     int64_t *tokens; /* [R] local tokens */
     int32_t *counts; /* [L, R, E] rows that the tokens of rank r send to expert e in layer l */
-    int32_t *peers;  /* [L, R, n_peers] see moe_routing_peers */
+    int32_t *peers;  /* [L, R, n_peers] see moe_routing_peers; NULL: drawn again by those who ask */
     int n_peers;     /* sum of the sizes that a group may have, less than E */
+    double skew;     /* it was drawn with these */
+    uint64_t seed;
 };
 
 /* Draws a routing: every token takes K different experts, drawn one after the other without replacement with
@@ -24,7 +26,8 @@ struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_expert
                                          const int64_t *tokens, double skew, uint64_t seed);
 struct moe_routing *moe_routing_new(int n_layers, int n_ranks, int n_experts, int top_k);
 void moe_routing_free(struct moe_routing *r);
-/* Counts more tokens of (layer, rank). expert [n_tokens, K], each different within a token, all in 0..E-1. */
+/* Counts more tokens of (layer, rank) of a routing that was not drawn. expert [n_tokens, K], each different
+ * within a token, all in 0..E-1. */
 void moe_routing_add(struct moe_routing *r, int layer, int rank, int64_t n_tokens, const int32_t *expert);
 
 static inline int32_t *moe_routing_counts(const struct moe_routing *r, int layer, int rank)
@@ -32,10 +35,10 @@ static inline int32_t *moe_routing_counts(const struct moe_routing *r, int layer
     return r->counts + ((size_t)layer * (size_t)r->n_ranks + (size_t)rank) * (size_t)r->n_experts;
 }
 
-/* [P] for each member of a group of P ranks over which the experts are split in order: the tokens of `rank`
- * that have any expert of it. Aborts unless P divides both experts and ranks. Counts by expert do not tell
- * this. */
-int32_t *moe_routing_peers(const struct moe_routing *r, int layer, int rank, int P);
+/* out [P]: for each member of a group of P ranks over which the experts are split in order, the tokens of
+ * `rank` that have any expert of it. Aborts unless P divides both experts and ranks. Counts by expert do not
+ * tell this. Cost: O(P); of a routing that was drawn, that of drawing the tokens of (layer, rank). */
+void moe_routing_peers(const struct moe_routing *r, int layer, int rank, int P, int32_t *out);
 
 /* Step `step` of a trace store (-1: the last step that every rank committed).
  * Errors: MOE_EINPUT when the trace has no such complete step, naming those it has. */

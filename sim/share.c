@@ -52,6 +52,14 @@ int moe_share_add_limit(struct moe_share *s, double cap)
     return add_link(s, cap, true);
 }
 
+void moe_share_set_limit(struct moe_share *s, int limit, double cap)
+{
+    struct moe_share_link *k = &s->link[limit];
+    moe_assert(k->limit && !k->n && k->level == 0);
+    moe_assert(cap > 0 && isfinite(cap));
+    k->cap = cap;
+}
+
 void moe_share_free(struct moe_share *s)
 {
     for (int l = 0; l < s->n_links; l++) free(s->link[l].flow);
@@ -141,7 +149,10 @@ int moe_share_add(struct moe_share *s, int n, const int *path)
         moe_assert(path[i] >= 0 && path[i] < s->n_links);
         struct moe_share_link *k = &s->link[w->link[i] = path[i]];
         k->flow = moe_grow(k->flow, &k->cap_flows, k->n + 1, sizeof *k->flow);
-        k->flow[w->place[i] = k->n++] = (struct moe_share_entry){f, i};
+        struct moe_share_entry *entry = &k->flow[w->place[i] = k->n++];
+        *entry = (struct moe_share_entry){f, i, 0, {0}};
+        for (int o = 0; o < n; o++)
+            if (o != i) entry->other[entry->n_others++] = path[o];
         join(s, path[0], path[i]);
     }
     change(s, path[0], 1, 0);
@@ -205,14 +216,13 @@ static int lowest(struct moe_share *s, double *level)
     return -1;
 }
 
-/* Flow w stays at the level of link l; what that leaves of its other links. */
-static void settle(struct moe_share *s, struct moe_share_flow *w, int l, double level)
+/* A flow stays at the level of a link; what that leaves of its other links. */
+static void settle(struct moe_share *s, const struct moe_share_entry *entry, double level)
 {
-    w->solve = s->solves;
-    for (int i = 0; i < w->n_links; i++) {
-        if (w->link[i] == l) continue;
-        s->filling[w->link[i]].left -= level;
-        s->filling[w->link[i]].active--;
+    for (int i = 0; i < entry->n_others; i++) {
+        struct moe_share_filling *other = &s->filling[entry->other[i]];
+        other->left -= level;
+        other->active--;
     }
 }
 
@@ -222,9 +232,10 @@ static void serve(struct moe_share *s, int l)
     const struct moe_share_link *k = &s->link[l];
     int *active = &s->filling[l].active;
     for (int e = 0; *active > 0; e++) { /* its own come first: what is left of the list is settled */
-        int f = k->flow[e].flow;
-        if (s->flow[f].solve == s->solves) continue;
-        settle(s, &s->flow[f], l, k->level);
+        int f = k->flow[e].flow, server = s->flow[f].server;
+        if (s->flow[f].solve == s->solves || (server >= 0 && s->filling[server].kept)) continue;
+        s->flow[f].solve = s->solves;
+        settle(s, &k->flow[e], k->level);
         --*active;
         if (s->flow[f].server == l) continue;
         set_server(s, f, l);
@@ -255,14 +266,13 @@ static void rewind_part(struct moe_share *s, int root)
     s->n_heap = 0;
     do {
         struct moe_share_link *k = &s->link[l];
-        s->filling[l] = (struct moe_share_filling){k->cap, k->n};
         k->was = k->level;
         if (k->was >= s->link[root].part_level) k->level = 0;
+        s->filling[l] = (struct moe_share_filling){k->cap, k->n, k->level > 0};
     } while ((l = s->link[l].next) != root);
     do {
         const struct moe_share_link *k = &s->link[l];
-        for (int e = 0; k->level > 0 && e < k->n_served; e++)
-            settle(s, &s->flow[k->flow[e].flow], l, k->level);
+        for (int e = 0; k->level > 0 && e < k->n_served; e++) settle(s, &k->flow[e], k->level);
     } while ((l = s->link[l].next) != root);
     do {
         if (s->link[l].level == 0 && s->filling[l].active)

@@ -21,14 +21,15 @@
 enum { MOE_SHARE_PATH = 7 };
 
 struct moe_share_flow {
-    uint32_t solve;                    /* the last that settled it */
+    uint32_t solve;                    /* the last that settled it anew */
     int n_links, link[MOE_SHARE_PATH]; /* in the order of its path */
     int place[MOE_SHARE_PATH];         /* in the lists of these links */
     int server, was;                   /* link, now and before the last solve; -1: none */
 };
 
 struct moe_share_entry {
-    int flow, i; /* the list is that of link i of the flow */
+    int flow, i;                             /* the list is that of link i of the flow */
+    int n_others, other[MOE_SHARE_PATH - 1]; /* its other links, side by side for a solve */
 };
 
 struct moe_share_link {
@@ -44,6 +45,7 @@ struct moe_share_link {
 struct moe_share_filling {
     double left; /* capacity that no settled flow uses */
     int active;  /* flows that are not settled */
+    bool kept;   /* it filled before what changed: its flows stay as they are */
 };
 
 struct moe_share_key {
@@ -72,6 +74,8 @@ void moe_share_init(struct moe_share *s, int n_links, const double *cap);
 void moe_share_free(struct moe_share *s); /* what it holds */
 /* Adds a limit, cap as above. Returns its number, a link like the others. */
 int moe_share_add_limit(struct moe_share *s, double cap);
+/* A limit without flows, since the last solve or longer, has another cap from now on. */
+void moe_share_set_limit(struct moe_share *s, int limit, double cap);
 
 /* Adds a flow over n different links, 1 to MOE_SHARE_PATH. Returns its place, free again once it is removed.
  * Cost: O(n) and joining parts. */

@@ -90,10 +90,12 @@ static struct cell routed_peers(struct moe_values *v, const struct moe_op *op, i
 {
     int P = (int)moe_eval(v->s, moe_values_device(v), op->dims[3], rank, layer, 0);
     moe_assert(v->r && layer < v->r->n_layers && rank < v->r->n_ranks);
-    const int32_t *peers = moe_routing_peers(v->r, layer, rank, P);
+    int32_t *peers = moe_alloc((size_t)P, sizeof *peers);
+    moe_routing_peers(v->r, layer, rank, P, peers);
     struct cell with = {.n = P, .cap = P};
     with.content = moe_alloc((size_t)P, sizeof *with.content);
     for (int p = 0; p < P; p++) with.content[p] = peers[p];
+    free(peers);
     return with;
 }
 

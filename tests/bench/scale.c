@@ -133,7 +133,7 @@ static void print_line(int n)
     start_s = user_s();
     double anew = exchange_anew(t, r);
     double anew_s = user_s() - start_s;
-    if (fabs(anew - end) > 1e-9 * end)
+    if (fabs(anew - end) > 1e-9 * end + 2) /* ends, and so changes of rates, are rounded to ps */
         moe_bug(__FILE__, __LINE__, "the two all-to-alls take different times");
     printf("%4d %10.3f %9lld %7.2f %7.1f %12.1f %12.1f %7.1f\n", n, (double)out.step * 1e-9,
            (long long)out.events, step_s, (double)usage.ru_maxrss / 1024, 1e3 * one_s, 1e3 * anew_s,

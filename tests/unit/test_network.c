@@ -215,6 +215,32 @@ static void test_rates_of_their_own(void **state)
     close_machine(&t, &net);
 }
 
+/* N flows at once, 10 from each rank, all of different rates, each with a limit of its own, made while those
+ * before it are on their way: flow i, of (N - i) b bytes at b B/us, ends N - i us after the start. The limits
+ * of a round serve other rates in the next, that which has just ended too, but not in that very instant. */
+static void test_limits_are_used_again(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    struct moe_topo t = machine(4);
+    struct moe_network net;
+    moe_network_init(&net, &t);
+    for (int round = 0; round < 3; round++) {
+        moe_ps start = net.now;
+        for (int i = 0; i < N; i++) {
+            int B_us = 1 + i / 4 + 10 * round;
+            struct moe_sent sent = {i % 4, (i + 1) % 4, (N - i) * B_us, .rate_Bps = 1e6 * B_us, .after = -1};
+            moe_network_add(&net, start, 1, &sent, i);
+            moe_network_end(&net, start);
+            moe_network_next(&net);
+        }
+        for (int i = N - 1; i >= 0; i--) EXPECT_END(&net, start + (N - i) * (moe_ps)US, i);
+        assert_int_equal(net.n_limits, N);
+    }
+    assert_true(moe_network_next(&net) == MOE_NEVER);
+    close_machine(&t, &net);
+}
+
 /* Flow 0 starts at 2 us and takes 1 us; flow 1 follows it by 0.5 us, flow 2 of no bytes follows that by 3 us,
  * and flow 3, which follows nothing, has a link of its own. */
 static void test_flows_follow_others(void **state)
@@ -263,6 +289,10 @@ static void test_random_all_pairs(void **state)
         }
         moe_ps next = moe_network_next(&net);
         assert_true(next >= net.now && next != MOE_NEVER);
+        moe_ps first = MOE_NEVER;
+        for (int l = 0; l < net.share.n_links; l++)
+            if (net.clock[l].end < first) first = net.clock[l].end;
+        assert_int_equal(next, first);
         carry(&net, next, moved, rate);
         moe_network_end(&net, next);
         ended += net.n_ended;
@@ -291,6 +321,7 @@ int main(void)
         cmocka_unit_test(test_unconcerned_flow_keeps_its_end),
         cmocka_unit_test(test_bytes_of_classes),
         cmocka_unit_test(test_rates_of_their_own),
+        cmocka_unit_test(test_limits_are_used_again),
         cmocka_unit_test(test_flows_follow_others),
         cmocka_unit_test(test_random_all_pairs),
     };

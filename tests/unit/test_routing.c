@@ -109,6 +109,16 @@ static void test_repeats(void **state)
     moe_routing_free(c);
 }
 
+/* Valid until the next call. */
+static const int32_t *peers(const struct moe_routing *r, int layer, int rank, int P)
+{
+    static int32_t out[16];
+    assert_true(P <= 16);
+    memset(out, 0xff, sizeof out);
+    moe_routing_peers(r, layer, rank, P, out);
+    return out;
+}
+
 /* More tokens than are counted at a time, each to every expert. */
 static void test_many_tokens(void **state)
 {
@@ -117,7 +127,7 @@ static void test_many_tokens(void **state)
     struct moe_routing *r = moe_routing_generate(1, 2, 4, 4, tokens, 1, 1);
     for (int rank = 0; rank < 2; rank++) {
         for (int e = 0; e < 4; e++) assert_int_equal(moe_routing_counts(r, 0, rank)[e], tokens[rank]);
-        for (int p = 0; p < 2; p++) assert_int_equal(moe_routing_peers(r, 0, rank, 2)[p], tokens[rank]);
+        for (int p = 0; p < 2; p++) assert_int_equal(peers(r, 0, rank, 2)[p], tokens[rank]);
     }
     moe_routing_free(r);
 }
@@ -132,12 +142,28 @@ static void test_peers_by_hand(void **state)
     moe_routing_add(r, 1, 4, 3, expert);
     moe_routing_add(r, 1, 4, 1, expert + 6);
     assert_memory_equal(moe_routing_counts(r, 1, 4), ((int32_t[]){1, 1, 1, 1, 2, 2}), 24);
-    assert_memory_equal(moe_routing_peers(r, 1, 4, 1), ((int32_t[]){4}), 4);
-    assert_memory_equal(moe_routing_peers(r, 1, 4, 2), ((int32_t[]){2, 3}), 8);
-    assert_memory_equal(moe_routing_peers(r, 1, 4, 3), ((int32_t[]){1, 2, 3}), 12);
-    assert_memory_equal(moe_routing_peers(r, 1, 4, 6), ((int32_t[]){1, 1, 1, 1, 2, 2}), 24);
-    for (int P = 1; P <= 3; P++)
-        assert_memory_equal(moe_routing_peers(r, 1, 3, P), ((int32_t[3]){0}), (size_t)P * 4);
+    assert_memory_equal(peers(r, 1, 4, 1), ((int32_t[]){4}), 4);
+    assert_memory_equal(peers(r, 1, 4, 2), ((int32_t[]){2, 3}), 8);
+    assert_memory_equal(peers(r, 1, 4, 3), ((int32_t[]){1, 2, 3}), 12);
+    assert_memory_equal(peers(r, 1, 4, 6), ((int32_t[]){1, 1, 1, 1, 2, 2}), 24);
+    for (int P = 1; P <= 3; P++) assert_memory_equal(peers(r, 1, 3, P), ((int32_t[3]){0}), (size_t)P * 4);
+    moe_routing_free(r);
+}
+
+/* Where a token has one expert, the tokens of a member are the rows of its experts: so what is drawn again
+ * for the peers is what was drawn for the counts. */
+static void test_peers_are_drawn_as_counts(void **state)
+{
+    (void)state;
+    const int64_t tokens[] = {5000, 70, 0, 300};
+    struct moe_routing *r = moe_routing_generate(3, 4, 8, 1, tokens, 1, 5);
+    assert_null(r->peers); /* none is kept */
+    for (int at = 0; at < 12; at++)
+        for (int P = 1; P <= 4; P *= 2) {
+            int32_t rows[4] = {0};
+            for (int e = 0; e < 8; e++) rows[e * P / 8] += moe_routing_counts(r, at / 4, at % 4)[e];
+            assert_memory_equal(peers(r, at / 4, at % 4, P), rows, (size_t)P * sizeof *rows);
+        }
     moe_routing_free(r);
 }
 
@@ -152,8 +178,8 @@ static void test_peers_uniform(void **state)
     struct moe_routing *r = moe_routing_generate(1, 8, 16, 4, tokens, 0, 9);
     for (int i = 0; i < 4; i++)
         for (int p = 0; p < expected[i][0]; p++)
-            assert_in_range(moe_routing_peers(r, 0, 0, (int)expected[i][0])[p],
-                            expected[i][1] - (i ? 500 : 0), expected[i][1] + (i ? 500 : 0));
+            assert_in_range(peers(r, 0, 0, (int)expected[i][0])[p], expected[i][1] - (i ? 500 : 0),
+                            expected[i][1] + (i ? 500 : 0));
     moe_routing_free(r);
 }
 
@@ -235,8 +261,8 @@ static void test_load(void **state)
     assert_memory_equal(r->counts, counts, sizeof counts);
     assert_true(r->tokens[0] == 2 && r->tokens[1] == 2 && r->top_k == 2);
     /* Layer 0: experts 0 1, r 3, so two members each; layer 1: 2 3, 1 3. */
-    assert_memory_equal(moe_routing_peers(r, 0, 0, 2), ((int32_t[]){2, 1}), 8);
-    assert_memory_equal(moe_routing_peers(r, 1, 1, 2), ((int32_t[]){1, 2}), 8);
+    assert_memory_equal(peers(r, 0, 0, 2), ((int32_t[]){2, 1}), 8);
+    assert_memory_equal(peers(r, 1, 1, 2), ((int32_t[]){1, 2}), 8);
     moe_routing_free(r);
     assert_int_equal(moe_routing_load(s, 0, &r), MOE_OK);
     assert_int_equal(moe_routing_counts(r, 1, 0)[0], 1);
@@ -301,11 +327,17 @@ static void test_load_refuses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sums),          cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_repeats),       cmocka_unit_test(test_many_tokens),
-        cmocka_unit_test(test_peers_by_hand), cmocka_unit_test(test_peers_uniform),
-        cmocka_unit_test(test_skew),          cmocka_unit_test(test_order_per_layer),
-        cmocka_unit_test(test_load),          cmocka_unit_test(test_load_refuses),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_repeats),
+        cmocka_unit_test(test_many_tokens),
+        cmocka_unit_test(test_peers_by_hand),
+        cmocka_unit_test(test_peers_are_drawn_as_counts),
+        cmocka_unit_test(test_peers_uniform),
+        cmocka_unit_test(test_skew),
+        cmocka_unit_test(test_order_per_layer),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_load_refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

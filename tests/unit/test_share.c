@@ -106,6 +106,24 @@ static void limits(void **state)
     assert_rates(rate, (double[]){4, 3, 3, 3}, 4);
 }
 
+/* The limit of 3 holds flow 0 of link A = 10, and when that is gone, as a limit of 4, flow 1. */
+static void limit_is_used_again(void **state)
+{
+    (void)state;
+    struct moe_share s;
+    moe_share_init(&s, 1, (double[]){10});
+    int l = moe_share_add_limit(&s, 3), f = moe_share_add(&s, 2, (int[]){0, l});
+    moe_share_solve(&s);
+    assert_true(rate_of(&s, f) == 3);
+    moe_share_remove(&s, f);
+    moe_share_solve(&s);
+    moe_share_set_limit(&s, l, 4);
+    f = moe_share_add(&s, 2, (int[]){0, l});
+    moe_share_solve(&s);
+    assert_true(rate_of(&s, f) == 4);
+    moe_share_free(&s);
+}
+
 static void zero_flows(void **state)
 {
     (void)state;
@@ -323,6 +341,7 @@ int main(void)
         cmocka_unit_test(four_levels),
         cmocka_unit_test(flow_caps),
         cmocka_unit_test(limits),
+        cmocka_unit_test(limit_is_used_again),
         cmocka_unit_test(zero_flows),
         cmocka_unit_test(rounding_does_not_split_a_tie),
         cmocka_unit_test(random_systems_are_fair),
