@@ -179,6 +179,44 @@ struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *
     return out;
 }
 
+struct moe_ref moe_lower_received(struct moe_builder *b, const struct moe_layer *m,
+                                  const struct moe_received *in)
+{
+    int e = moe_const(b, m->n_experts / m->ep_size), n = moe_sum(b, in->of_expert),
+        choices = moe_mul(b, in->n, m->K);
+    struct moe_ref slot =
+        moe_ref(moe_new_buffer(b, "local_slot", MOE_BUF_INDEX, MOE_I32, m->n_layers, choices));
+    struct moe_ref rows = moe_rows(b, m, "rows", n, m->H), partial = moe_rows(b, m, "partial", in->n, m->H);
+    struct moe_ref expert = in->expert;
+    struct moe_op select = {.name = "select",
+                            .kernel = MOE_K_SELECT,
+                            .type = MOE_I32,
+                            MOE_READS(in->expert),
+                            MOE_WRITES(slot),
+                            MOE_SIZES(in->n, e, m->K, moe_mul(b, moe_place(b, m->ep_comm), e))};
+    if (in->own_probs) {
+        expert = moe_ref(moe_new_buffer(b, "local_expert", MOE_BUF_INDEX, MOE_I32, m->n_layers, choices));
+        select.writes[select.n_writes++] = expert;
+    }
+    moe_emit(b, select);
+    moe_emit(b, (struct moe_op){.name = "permute",
+                                .kernel = MOE_K_PERMUTE,
+                                .type = m->type,
+                                .needs_grad = 1,
+                                MOE_READS(in->x, slot),
+                                MOE_WRITES(rows),
+                                MOE_SIZES(in->n, m->H, m->K, n)});
+    struct moe_ref done = moe_lower_experts(b, m, rows, n, in->of_expert);
+    moe_emit(b, (struct moe_op){.name = "unpermute",
+                                .kernel = MOE_K_COMBINE,
+                                .type = m->type,
+                                .needs_grad = 3,
+                                MOE_READS(done, in->prob, expert, slot),
+                                MOE_WRITES(partial),
+                                MOE_SIZES(in->n, m->H, m->K, in->own_probs ? e : m->E, n)});
+    return partial;
+}
+
 static void emit_norm(struct moe_builder *b, const struct model *m, const char *name, struct moe_ref x,
                       struct moe_ref gain, struct moe_ref y)
 {

@@ -56,6 +56,15 @@ void moe_limit_megatron(struct moe_builder *b, struct moe_layer *m, const struct
  */
 struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *m, struct moe_ref rows, int n,
                                  int group);
+/* Tokens that reached a rank whole, with all their choices. */
+struct moe_received {
+    struct moe_ref x, prob, expert; /* [n, H]; [n, E], or of this rank's experts alone; [n, K], -1: none */
+    int n, of_expert;               /* expression; symbol with the rows of each expert of this rank */
+    bool own_probs;                 /* prob is of this rank's experts alone */
+};
+/* This rank's experts on them: returns [n, H], of each token the sum over its experts here of prob * row. */
+struct moe_ref moe_lower_received(struct moe_builder *b, const struct moe_layer *m,
+                                  const struct moe_received *in);
 /* A buffer [n, width] of the layer's type with one slot a layer. */
 struct moe_ref moe_rows(struct moe_builder *b, const struct moe_layer *m, const char *name, int n, int width);
 

@@ -54,35 +54,12 @@ void moe_allgather(struct moe_builder *b, const struct moe_layer *m)
 {
     struct moe_symbol y = {.scope = MOE_SCOPE_PEER, .comm = m->ep_comm};
     int tokens = moe_new_symbol(b, "tokens_of_peer", -1, false, y);
-    int of_peer = moe_sym(b, tokens), Tg = moe_sum(b, tokens), e = moe_const(b, m->n_experts / m->ep_size);
+    int of_peer = moe_sym(b, tokens), Tg = moe_sum(b, tokens);
     struct moe_ref x = gather(b, m, "gather_tokens", m->x, m->H, of_peer, Tg);
     struct moe_ref prob = gather(b, m, "gather_probs", m->prob, m->E, of_peer, Tg);
     struct moe_ref expert = gather(b, m, "gather_experts", m->expert, m->K, of_peer, Tg);
-    int of_expert = gather_counts(b, m), n = moe_sum(b, of_expert);
-    struct moe_ref slot =
-        moe_ref(moe_new_buffer(b, "local_slot", MOE_BUF_INDEX, MOE_I32, m->n_layers, moe_mul(b, Tg, m->K)));
-    struct moe_ref rows = moe_rows(b, m, "rows", n, m->H), partial = moe_rows(b, m, "partial", Tg, m->H);
-    moe_emit(b, (struct moe_op){.name = "select",
-                                .kernel = MOE_K_SELECT,
-                                .type = MOE_I32,
-                                MOE_READS(expert),
-                                MOE_WRITES(slot),
-                                MOE_SIZES(Tg, e, m->K, moe_mul(b, moe_place(b, m->ep_comm), e))});
-    moe_emit(b, (struct moe_op){.name = "permute",
-                                .kernel = MOE_K_PERMUTE,
-                                .type = m->type,
-                                .needs_grad = 1,
-                                MOE_READS(x, slot),
-                                MOE_WRITES(rows),
-                                MOE_SIZES(Tg, m->H, m->K, n)});
-    struct moe_ref done = moe_lower_experts(b, m, rows, n, of_expert);
-    moe_emit(b, (struct moe_op){.name = "unpermute",
-                                .kernel = MOE_K_COMBINE,
-                                .type = m->type,
-                                .needs_grad = 3,
-                                MOE_READS(done, prob, expert, slot),
-                                MOE_WRITES(partial),
-                                MOE_SIZES(Tg, m->H, m->K, m->E, n)});
+    struct moe_received in = {x, prob, expert, Tg, gather_counts(b, m), false};
+    struct moe_ref partial = moe_lower_received(b, m, &in);
     moe_emit(b, (struct moe_op){.name = "scatter_sums",
                                 .kind = MOE_COLLECTIVE,
                                 .collective = MOE_REDUCESCATTER,

@@ -100,31 +100,9 @@ void moe_deepep(struct moe_builder *b, const struct moe_layer *m)
     struct moe_ref expert = dispatch(b, m, &in, "experts", m->expert, false, m->K, peer_slot);
     struct moe_ref prob = dispatch(b, m, &in, "probs", m->prob, true, e, peer_slot);
     struct moe_ref x = dispatch(b, m, &in, "tokens", m->x, false, m->H, peer_slot);
-    int n = moe_sum(b, in.of_expert);
-    struct moe_ref slot = ids(b, m, "local_slot", in.n, m->K), local = ids(b, m, "local_expert", in.n, m->K);
-    struct moe_ref rows = moe_rows(b, m, "rows", n, m->H), partial = moe_rows(b, m, "partial", in.n, m->H);
+    struct moe_received received = {x, prob, expert, in.n, in.of_expert, true};
+    struct moe_ref partial = moe_lower_received(b, m, &received);
     struct moe_ref back = moe_rows(b, m, "back", in.n_sent, m->H);
-    moe_emit(b, (struct moe_op){.name = "select",
-                                .kernel = MOE_K_SELECT,
-                                .type = MOE_I32,
-                                MOE_READS(expert),
-                                MOE_WRITES(slot, local),
-                                MOE_SIZES(in.n, e, m->K, moe_mul(b, moe_place(b, m->ep_comm), e))});
-    moe_emit(b, (struct moe_op){.name = "permute",
-                                .kernel = MOE_K_PERMUTE,
-                                .type = m->type,
-                                .needs_grad = 1,
-                                MOE_READS(x, slot),
-                                MOE_WRITES(rows),
-                                MOE_SIZES(in.n, m->H, m->K, n)});
-    struct moe_ref done = moe_lower_experts(b, m, rows, n, in.of_expert);
-    moe_emit(b, (struct moe_op){.name = "unpermute",
-                                .kernel = MOE_K_COMBINE,
-                                .type = m->type,
-                                .needs_grad = 3,
-                                MOE_READS(done, prob, local, slot),
-                                MOE_WRITES(partial),
-                                MOE_SIZES(in.n, m->H, m->K, e, n)});
     moe_lower_move(b, m, "combine", partial, moe_mul(b, in.from_peer, m->H), back,
                    moe_mul(b, in.to_peer, m->H));
     moe_emit(b, (struct moe_op){.name = "sum_parts",
