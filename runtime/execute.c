@@ -214,9 +214,10 @@ static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **o
             MOE_TRY(check_size(x, "a group", x->rows[g]));
         }
     }
-    int64_t divisor = 1;
+    int64_t divisor = 1, times = 1;
     if (op->divisor) MOE_TRY(evaluate(x, "the divisor", op->divisor, x->now.layer, 0, &divisor));
-    launch.divisor = (double)divisor;
+    if (op->times) MOE_TRY(evaluate(x, "the factor", op->times, x->now.layer, 0, &times));
+    launch.divisor = (double)divisor / (double)times;
     x->now.start_ns = moe_now_ns();
     MOE_TRY(x->device->table->run(x->device, &launch, op->stream));
     return x->device->table->sync(x->device, op->stream);

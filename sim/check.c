@@ -19,29 +19,66 @@ struct moe_place { /* where a rank stands */
     bool waiting; /* at a collective */
 };
 
+static void free_verdict(struct moe_verdict *v)
+{
+    free(v->ranks);
+    free(v->layers);
+    free(v->text);
+}
+
 void moe_verdicts_free(struct moe_verdicts *v)
 {
-    for (int i = 0; i < v->n; i++) {
-        free(v->item[i].ranks);
-        free(v->item[i].text);
-    }
+    for (int i = 0; i < v->n; i++) free_verdict(&v->item[i]);
     free(v->item);
     *v = (struct moe_verdicts){0};
+}
+
+/* Keeps the list ascending, each number once. */
+static void insert(int number, int *n, int **list)
+{
+    int i = *n;
+    while (i > 0 && (*list)[i - 1] > number) i--;
+    if (i > 0 && (*list)[i - 1] == number) return;
+    *list = realloc(*list, ((size_t)*n + 1) * sizeof **list);
+    moe_assert(*list);
+    memmove(*list + i + 1, *list + i, (size_t)(*n - i) * sizeof **list);
+    (*list)[i] = number;
+    ++*n;
+}
+
+/* "layer 3 update w1" is layer 3 and "update w1". */
+static int split_label(const char *label, const char **rest)
+{
+    int layer = -1, used = 0;
+    *rest = sscanf(label, "layer %d %n", &layer, &used) == 1 && used ? label + used : label;
+    return *rest == label ? -1 : layer;
+}
+
+/* Do two texts say the same, whichever rank they name as an example? */
+static bool same_cause(const char *a, const char *b)
+{
+    const char *end_a = strstr(a, ", one of rank"), *end_b = strstr(b, ", one of rank");
+    size_t length = end_a ? (size_t)(end_a - a) : strlen(a);
+    return length == (end_b ? (size_t)(end_b - b) : strlen(b)) && !strncmp(a, b, length);
 }
 
 void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
                        ...)
 {
     char text[512];
+    const char *name, *other;
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    int layer = split_label(op, &name);
     struct moe_verdict *v = NULL;
-    for (int i = 0; i < c->out->n && !v; i++)
-        if (c->out->item[i].check_class == check_class && !strcmp(c->out->item[i].op, op) &&
-            !strcmp(c->out->item[i].text, text))
+    for (int i = 0; i < c->out->n && !v; i++) {
+        split_label(c->out->item[i].op, &other);
+        if (c->out->item[i].check_class == check_class && !strcmp(other, name) &&
+            same_cause(c->out->item[i].text, text))
             v = &c->out->item[i];
+    }
     if (!v) {
         c->out->item = moe_grow(c->out->item, &c->out->cap, c->out->n + 1, sizeof *c->out->item);
         v = &c->out->item[c->out->n++];
@@ -49,13 +86,8 @@ void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const c
             .check_class = check_class, .severity = MOE_SEVERITY_ERROR, .text = strdup(text)};
         snprintf(v->op, sizeof v->op, "%s", op);
     }
-    for (int i = 0; i < v->n_ranks; i++)
-        if (v->ranks[i] == rank) return;
-    v->ranks = realloc(v->ranks, ((size_t)v->n_ranks + 1) * sizeof *v->ranks);
-    moe_assert(v->ranks);
-    int i = v->n_ranks++;
-    for (; i > 0 && v->ranks[i - 1] > rank; i--) v->ranks[i] = v->ranks[i - 1];
-    v->ranks[i] = rank;
+    insert(rank, &v->n_ranks, &v->ranks);
+    if (layer >= 0) insert(layer, &v->n_layers, &v->layers);
 }
 
 /* ---- where a rank is ---- */
@@ -243,8 +275,7 @@ static void keep_causes(struct moe_verdicts *v)
             v->item[kept++] = v->item[i];
             continue;
         }
-        free(v->item[i].ranks);
-        free(v->item[i].text);
+        free_verdict(&v->item[i]);
     }
     v->n = kept;
 }

@@ -31,7 +31,9 @@ struct moe_verdict {
     enum moe_severity severity;
     int n_ranks;
     int *ranks;            /* [n_ranks] those concerned, ascending */
-    char op[2 * MOE_NAME]; /* "layer 1 forward dispatch" */
+    int n_layers;          /* 0: the operation is of no layer */
+    int *layers;           /* [n_layers] where it is the same, ascending */
+    char op[2 * MOE_NAME]; /* "layer 1 forward dispatch": where it was seen first */
     char *text;            /* one sentence: ranks, operation, numbers */
 };
 
@@ -40,7 +42,8 @@ struct moe_verdicts {
     struct moe_verdict *item;
 };
 
-/* Result: verdicts (none: the schedule is right for this routing); at most one per (class, operation, cause).
+/* Result: verdicts (none: the schedule is right for this routing); at most one per (class, operation, cause),
+ * whatever the rank and layer.
  * Stops at the first operation that cannot complete: what follows it would be noise.
  * Errors: none; the schedule must satisfy moe_schedule_check and fit the routing (asserted). */
 void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct moe_verdicts *out);

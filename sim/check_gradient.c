@@ -15,11 +15,9 @@ static bool is_right(struct moe_gradient_fault f)
     return !f.missing && !f.extra && f.factor == 1;
 }
 
-static struct moe_gradient_fault judge(struct moe_checker *c, int rank, int layer, const struct moe_param *p,
-                                       int slot)
+static struct moe_gradient_fault judge(struct moe_checker *c, int rank, const struct moe_param *p, int slot)
 {
-    double divisor = (double)moe_eval(c->s, c->device, p->divisor, rank, layer, 0);
-    return moe_gradient_judge(c->gradients, p, slot, rank, divisor);
+    return moe_gradient_judge(c->gradients, c->device, p, slot, rank);
 }
 
 static void report(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
@@ -75,7 +73,7 @@ static void update(struct moe_checker *c, int rank, const struct moe_here *h, co
     count(times(c, rank, p->buffer, slot));
     if (n_reads(c, h, p->grad, slot) != 1 || n_reads(c, h, p->buffer, slot) != 1)
         moe_check_verdict(c, 4, rank, moe_check_label(h).text, "does not read %s and its gradient", p->name);
-    struct moe_gradient_fault f = judge(c, rank, h->layer, p, slot);
+    struct moe_gradient_fault f = judge(c, rank, p, slot);
     report(c, rank, h, p, f);
     if (!is_right(f)) *times(c, rank, p->grad, slot) = 1; /* the norm took what is reported here */
 }
@@ -86,23 +84,31 @@ static void measure(struct moe_checker *c, int rank, const struct moe_here *h, c
     struct moe_ref from = h->op->reads[0];
     if (from.buffer != p->grad || c->s->buffers[h->op->writes[0].buffer].role != MOE_BUF_NORM) return;
     int slot = moe_slot(c->s, from, h->layer);
-    struct moe_gradient_fault f = judge(c, rank, h->layer, p, slot);
+    struct moe_gradient_fault f = judge(c, rank, p, slot);
     if (is_right(f) && f.clips == 0) count(times(c, rank, p->grad, slot));
 }
 
-/* Clipping reads every norm once, each judged here. */
+/* Clipping reads every norm once, each judged where it is read first. */
 static void clip(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p)
 {
     int n = n_reads(c, h, p->grad, 0);
     if (n != 1)
         moe_check_verdict(c, 5, rank, moe_check_label(h).text, "reads %s %d times, expected once", p->name,
                           n);
-    report(c, rank, h, p, judge(c, rank, h->layer, p, 0));
+    unsigned char *seen = times(c, rank, p->grad, 0);
+    if (!*seen) report(c, rank, h, p, judge(c, rank, p, 0));
+    *seen = 1;
 }
 
 static struct moe_cell cell_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
 {
     return (struct moe_cell){ref.buffer, moe_slot(c->s, ref, layer), rank};
+}
+
+/* A factor: one that is not there is 1. */
+static double number(const struct moe_checker *c, const struct moe_here *h, int rank, int expr)
+{
+    return expr ? (double)moe_eval(c->s, c->device, expr, rank, h->layer, 0) : 1;
 }
 
 static void track_write(struct moe_checker *c, int rank, const struct moe_here *h, struct moe_ref ref)
@@ -113,7 +119,7 @@ static void track_write(struct moe_checker *c, int rank, const struct moe_here *
     switch (op->kernel) {
     case MOE_K_SCALE:
         moe_gradient_divide(c->gradients, from, to,
-                            (double)moe_eval(c->s, c->device, op->divisor, rank, h->layer, 0), op);
+                            number(c, h, rank, op->divisor) / number(c, h, rank, op->times), op);
         return;
     case MOE_K_CLIP: moe_gradient_clip(c->gradients, from, to); return;
     case MOE_K_ZERO: moe_gradient_zero(c->gradients, to); return;

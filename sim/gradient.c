@@ -12,7 +12,7 @@ struct entry {
 };
 struct question { /* what a judgement depends on beside the vector */
     int param, slot, group;
-    double divisor, coefficient;
+    double coefficient;
 };
 struct vector {
     int n;
@@ -174,8 +174,8 @@ static bool contributes(const struct moe_op *op, const struct moe_param *p)
 
 /* What a slot of parameter p requires: for each member of the group, an entry for each operation of its role
  * that contributes, as often as its instances write the slot. Unordered. */
-static struct entry *required(const struct moe_gradients *g, const struct moe_param *p, int slot, int group,
-                              double divisor, int *n)
+static struct entry *required(const struct moe_gradients *g, struct moe_env env, const struct moe_param *p,
+                              int slot, int group, int *n)
 {
     const struct moe_schedule *s = g->s;
     const struct moe_comm *c = &s->comms[p->replicas];
@@ -184,6 +184,7 @@ static struct entry *required(const struct moe_gradients *g, const struct moe_pa
     *n = 0;
     for (int i = c->first[group]; i < c->first[group + 1]; i++) {
         const struct moe_role *role = &s->roles[s->role_of[c->members[i]]];
+        double divisor = (double)moe_eval(s, env, p->divisor, c->members[i], 0, 0);
         for (int k = 0; k < role->n_instances; k++) {
             int b = role->itinerary[k].block;
             if (slots > 1 && role->itinerary[k].layer != slot) continue;
@@ -224,17 +225,17 @@ static struct moe_gradient_fault compare(const struct entry *want, int n_want, c
     return fault;
 }
 
-struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, const struct moe_param *p, int slot,
-                                             int rank, double divisor)
+struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, struct moe_env env,
+                                             const struct moe_param *p, int slot, int rank)
 {
     struct state s = *at(g, (struct moe_cell){p->grad, slot, rank});
     struct vector *v = &g->vectors[s.vector];
-    struct question q = {(int)(p - g->s->params), slot, g->s->comms[p->replicas].group_of[rank], divisor,
+    struct question q = {(int)(p - g->s->params), slot, g->s->comms[p->replicas].group_of[rank],
                          s.coefficient};
     if (q.param != v->asked.param || q.slot != v->asked.slot || q.group != v->asked.group ||
-        q.divisor != v->asked.divisor || q.coefficient != v->asked.coefficient) {
+        q.coefficient != v->asked.coefficient) {
         int n;
-        struct entry *want = required(g, p, slot, q.group, divisor, &n);
+        struct entry *want = required(g, env, p, slot, q.group, &n);
         v->answer = compare(want, merge(want, n), v, s.coefficient);
         v->asked = q;
         free(want);

@@ -2,7 +2,8 @@
  *
  * A gradient on a rank is a sum of contributions, each with a coefficient: "what operation o of rank r
  * computed". Backward kernels add one, all-reduce adds the vectors of the members, scale divides. The
- * gradient is right when every contribution of every replica is in it once, with coefficient 1 / divisor.
+ * gradient is right when every contribution of every replica is in it once, with coefficient 1 / divisor of
+ * the rank that it comes from.
  * Vectors are shared between ranks: an all-reduce over n ranks makes one. */
 #ifndef MOE_GRADIENT_H
 #define MOE_GRADIENT_H
@@ -28,8 +29,9 @@ void moe_gradient_divide(struct moe_gradients *g, struct moe_cell from, struct m
 void moe_gradient_clip(struct moe_gradients *g, struct moe_cell from, struct moe_cell to);
 void moe_gradient_zero(struct moe_gradients *g, struct moe_cell to);
 
-/* How the gradient on a rank differs from what parameter `p` requires. Nothing missing or extra and a factor
- * of 1: right. Cost: what the first rank asks of a vector is kept for those that share it. */
+/* How the gradient on a rank differs from what parameter `p` requires; env: what divisors are. Nothing
+ * missing or extra and a factor of 1: right. Cost: what the first rank asks of a vector is kept for those
+ * that share it. */
 struct moe_gradient_fault {
     int missing, extra; /* contributions that should be there and are not; that should not be there */
     int missing_rank;   /* a rank whose contribution is missing */
@@ -39,7 +41,7 @@ struct moe_gradient_fault {
     const struct moe_op *divided_in;
     int clips; /* how often it was clipped */
 };
-struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, const struct moe_param *p, int slot,
-                                             int rank, double divisor);
+struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, struct moe_env env,
+                                             const struct moe_param *p, int slot, int rank);
 
 #endif

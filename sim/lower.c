@@ -31,15 +31,15 @@ struct model {
 
 /* The ranks as a grid: its rows are consecutive ranks, its columns ranks at the stride of a row. Rows split
  * the experts and columns hold copies; with rank order strided it is the other way round. */
-static void make_comms(struct moe_builder *b, const struct moe_scenario *sc, int *ep, int *edp)
+static void make_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out)
 {
     int n = (int)sc->ranks, size = (int)sc->expert_parallel;
     bool strided = sc->rank_order == MOE_STRIDED;
     int *key = moe_alloc((size_t)n, sizeof *key);
     for (int r = 0; r < n; r++) key[r] = strided ? r % (n / size) : r / size;
-    *ep = moe_new_comm(b, "ep", n / size, key);
+    out->ep = moe_new_comm(b, "ep", n / size, key);
     for (int r = 0; r < n; r++) key[r] = strided ? r / (n / size) : r % size;
-    *edp = moe_new_comm(b, "edp", size, key);
+    out->edp = moe_new_comm(b, "edp", size, key);
     free(key);
 }
 
@@ -52,19 +52,23 @@ static struct moe_ref param(struct moe_builder *b, const struct model *m, const 
 
 /* Initial values keep rows at a norm of about sqrt(H) behind each norm; the outputs of a layer start small.
  */
-static void make_params(struct moe_builder *b, struct model *m, int edp)
+static void make_params(struct moe_builder *b, struct model *m, const struct moe_groups *groups)
 {
     struct moe_layer *y = &m->layer;
     const struct moe_scenario *sc = m->sc;
     double by_hidden = 1 / sqrt((double)sc->hidden), depth = 1 / sqrt(2.0 * (double)sc->layers);
     int HH = moe_mul(b, y->H, y->H), e = moe_const(b, sc->experts / sc->expert_parallel);
-    struct moe_param shared = {.shard = -1, .divisor = m->all_tokens, .clips = sc->clip_norm > 0};
+    int mean = moe_mul(b, groups->tokens, moe_const(b, moe_group_size(&b->s->comms[groups->dp], 0)));
+    struct moe_param shared = {.replicas = groups->dp,
+                               .shard = -1,
+                               .divisor = sc->loss == MOE_PER_TOKEN ? groups->world_tokens : mean,
+                               .clips = sc->clip_norm > 0};
     struct moe_param gain = shared, layer = shared, expert = shared;
     shared.init_std = layer.init_std = expert.init_std = by_hidden;
     gain.init_mean = 1;
     layer.per_layer = expert.per_layer = true;
-    expert.replicas = edp;
-    expert.shard = y->ep_comm;
+    expert.replicas = groups->edp;
+    expert.shard = groups->ep;
     m->emb = param(b, m, "embedding", moe_mul(b, m->V, y->H), shared);
     m->last_gain = param(b, m, "last_gain", y->H, gain);
     gain.per_layer = true;
@@ -355,7 +359,7 @@ static void lower_head(struct moe_builder *b, const struct model *m)
                                 MOE_SIZES(y->T, m->V)});
 }
 
-static void lower_step(struct moe_builder *b, struct model *m)
+static void lower_step(struct moe_builder *b, struct model *m, struct moe_lower_sync *sync)
 {
     const struct moe_layer *y = &m->layer;
     int n = y->n_layers;
@@ -375,46 +379,63 @@ static void lower_step(struct moe_builder *b, struct model *m)
     moe_emit_backward(b, head);
     int d_layer = moe_new_block(b, "layer", MOE_BACKWARD, true);
     moe_emit_backward(b, layer);
+    int early = m->sc->overlap_grad_reduce ? moe_lower_sync_early(b, sync) : -1;
     int d_embed = moe_new_block(b, "embedding", MOE_BACKWARD, false);
     moe_emit_backward(b, embed);
     moe_run_block(b, embed, 0);
     for (int l = 0; l < n; l++) moe_run_block(b, layer, l);
     moe_run_block(b, head, n); /* its stream is the slot after the last layer's input */
     moe_run_block(b, d_head, n);
-    for (int l = n - 1; l >= 0; l--) moe_run_block(b, d_layer, l);
+    for (int l = n - 1; l >= 0; l--) {
+        moe_run_block(b, d_layer, l);
+        if (early >= 0) moe_run_block(b, early, l);
+    }
     moe_run_block(b, d_embed, 0);
+    moe_lower_sync(b, sync);
 }
 
-static struct moe_schedule *lower(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
-                                  const struct moe_capacity_rule *rule)
+static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
+                 const struct moe_capacity_rule *rule, struct moe_schedule **out)
 {
     struct moe_builder b;
     struct model m = {.sc = sc, .dispatcher = dispatcher, .rule = rule};
     struct moe_layer *y = &m.layer;
-    int edp;
+    struct moe_groups groups = {0};
+    struct moe_lower_sync sync;
     moe_builder_open(&b, (int)sc->ranks, sc->tokens);
     b.s->n_layers = y->n_layers = (int)sc->layers;
     b.s->n_experts = y->n_experts = (int)sc->experts;
     b.s->top_k = (int)sc->top_k;
     y->ep_size = (int)sc->expert_parallel;
     y->type = (enum moe_type)sc->dtype;
-    make_comms(&b, sc, &y->ep_comm, &edp);
+    make_comms(&b, sc, &groups);
+    y->ep_comm = groups.ep;
     struct moe_symbol local = {.scope = MOE_SCOPE_RANK, .comm = -1}, global = local;
     global.scope = MOE_SCOPE_GLOBAL;
     y->T = moe_sym(&b, moe_new_symbol(&b, "tokens", -1, false, local));
-    m.all_tokens = moe_sym(&b, moe_new_symbol(&b, "tokens_of_world", -1, false, global));
+    groups.tokens = y->T;
+    m.all_tokens = groups.world_tokens =
+        moe_sym(&b, moe_new_symbol(&b, "tokens_of_world", -1, false, global));
     y->H = moe_const(&b, sc->hidden);
     y->F = moe_const(&b, sc->ffn);
     y->K = moe_const(&b, sc->top_k);
     y->E = moe_const(&b, sc->experts);
     m.V = moe_const(&b, MOE_VOCAB);
     m.one = moe_const(&b, 1);
-    make_params(&b, &m, edp);
+    make_params(&b, &m, &groups);
     make_buffers(&b, &m);
     if (sc->aux_loss > 0) m.aux = buffer(&b, "aux_loss", MOE_BUF_OUTPUT, y->type, y->n_layers, m.one);
-    lower_step(&b, &m);
-    moe_lower_sync(&b, sc, y->ep_comm);
-    return moe_builder_close(&b);
+    int err = moe_lower_sync_open(&b, sc, &groups, &sync);
+    if (err >= 0) {
+        lower_step(&b, &m, &sync);
+        moe_sync_free(&sync.order);
+    }
+    *out = moe_builder_close(&b);
+    if (err < 0) {
+        moe_schedule_free(*out);
+        *out = NULL;
+    }
+    return err;
 }
 
 /* Both tables' rows start with their name. */
@@ -446,8 +467,7 @@ int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *d
     if (dispatcher->dropless && capacity_rules[rule].limit != limit_dropless)
         return moe_fail(MOE_EINPUT, "%s: dispatcher %s does not go with capacity rule %s, expected dropless",
                         sc->name, dispatcher->name, capacity_rules[rule].name);
-    *out = lower(sc, dispatcher, &capacity_rules[rule]);
-    return MOE_OK;
+    return lower(sc, dispatcher, &capacity_rules[rule], out);
 }
 
 int moe_lower(const struct moe_scenario *sc, struct moe_schedule **out)

@@ -73,9 +73,29 @@ struct moe_ref moe_rows(struct moe_builder *b, const struct moe_layer *m, const 
 void moe_lower_move(struct moe_builder *b, const struct moe_layer *m, const char *name, struct moe_ref from,
                     int send, struct moe_ref to, int recv);
 
-/* Blocks of the gradient sum over each parameter's replicas, its scaling, the clipping and the update: per
- * layer for parameters of layers, once for the others. ep_comm: ranks that split the experts. lower_sync.c */
-void moe_lower_sync(struct moe_builder *b, const struct moe_scenario *sc, int ep_comm);
+/* Communicators, and sizes, by the names of sync.h. */
+struct moe_groups {
+    int dp, ep, edp;          /* communicators */
+    int tokens, world_tokens; /* expressions */
+};
+
+/* lower_sync.c: from gradients to updates. */
+struct moe_lower_sync {
+    const struct moe_scenario *sc; /* borrowed */
+    struct moe_groups groups;
+    struct moe_sync_order order; /* that of the scenario, or its default; what loss asks for before it */
+    int n_early; /* of its steps: done for the parameters of layers behind their backward pass */
+    int one;     /* expression */
+    int shared_norm, expert_norm; /* buffers, 0: none */
+};
+/* Errors: MOE_EINPUT for a step that names no parameter. Free with moe_sync_free(&out->order). */
+int moe_lower_sync_open(struct moe_builder *b, const struct moe_scenario *sc, const struct moe_groups *groups,
+                        struct moe_lower_sync *out);
+/* A block with the steps up to the last sum before any norm, for the parameters of a layer: to be run when
+ * its backward pass is over. -1: there is no sum. */
+int moe_lower_sync_early(struct moe_builder *b, struct moe_lower_sync *sync);
+/* Blocks of all other steps, and their runs. */
+void moe_lower_sync(struct moe_builder *b, struct moe_lower_sync *sync);
 
 /* Errors: MOE_EINPUT for an unknown dispatcher or capacity rule, with the nearest known one, and for a pair
  * of them that does not go together. */

@@ -9,7 +9,7 @@
 #include <string.h>
 
 struct nodes {
-    const struct moe_yaml *model, *layout, *tokens, *routing, *capacity;
+    const struct moe_yaml *model, *layout, *tokens, *routing, *capacity, *sync;
 };
 struct draft {
     struct moe_scenario sc;
@@ -22,6 +22,7 @@ const char *const moe_rank_order_text[] = {"consecutive", "strided", NULL};
 #define FIELD(member) offsetof(struct draft, member)
 static const char *const dtypes[] = {"float32", "float64", "bfloat16", NULL};
 static const char *const optimizers[] = {"adamw", "sgd", NULL};
+static const char *const losses[] = {"per_token", "mean_of_ranks", NULL};
 static const char *const drops[] = {"probs", "position", NULL};
 static const char *const booleans[] = {"false", "true", NULL};
 static const struct moe_key top_keys[] = {
@@ -36,6 +37,9 @@ static const struct moe_key top_keys[] = {
     {"optimizer", MOE_KEY_CHOICE, FIELD(sc.optimizer), .choices = optimizers},
     {"learning_rate", MOE_KEY_REAL, FIELD(sc.learning_rate), .min = 0, .max = 1e6},
     {"clip_norm", MOE_KEY_REAL, FIELD(sc.clip_norm), .min = 0, .max = 1e6},
+    {"loss", MOE_KEY_CHOICE, FIELD(sc.loss), .choices = losses},
+    {"gradient_sync", MOE_KEY_NODE, FIELD(node.sync)},
+    {"overlap_grad_reduce", MOE_KEY_CHOICE, FIELD(sc.overlap_grad_reduce), .choices = booleans},
     {"aux_loss", MOE_KEY_REAL, FIELD(sc.aux_loss), .min = 0, .max = 1e6},
 };
 static const struct moe_key model_keys[] = {
@@ -80,6 +84,9 @@ static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
         if (!end || end == value->text || *end || tokens < 0 || tokens > 1 << 24)
             return moe_fail(MOE_EINPUT, "%s:%d: tokens_per_rank: expected a whole number from 0 to %d",
                             value->file, value->line, 1 << 24);
+        if (!tokens && sc->loss == MOE_MEAN_OF_RANKS)
+            return moe_fail(MOE_EINPUT, "%s:%d: tokens_per_rank: loss mean_of_ranks has no mean of 0 tokens",
+                            value->file, value->line);
         sc->tokens[r] = tokens;
     }
     return MOE_OK;
@@ -143,6 +150,7 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     MOE_TRY(moe_yaml_read(d->node.layout, layout_keys, COUNT(layout_keys), d));
     if (d->node.routing) MOE_TRY(moe_yaml_read(d->node.routing, routing_keys, COUNT(routing_keys), d));
     if (d->node.capacity) MOE_TRY(moe_yaml_read(d->node.capacity, capacity_keys, COUNT(capacity_keys), d));
+    if (d->node.sync) MOE_TRY(moe_sync_read(d->node.sync, &sc->sync));
     if (!sc->expert_parallel) sc->expert_parallel = sc->ranks;
     MOE_TRY(at(d->node.layout, moe_scenario_check_layout(sc)));
     MOE_TRY(check_model(d->node.model, sc));
@@ -162,7 +170,10 @@ int moe_scenario_parse(const char *name, const char *text, struct moe_scenario *
     **out = d.sc;
 done:
     moe_yaml_free(root);
-    if (err < 0) free(d.sc.tokens);
+    if (err < 0) {
+        free(d.sc.tokens);
+        moe_sync_free(&d.sc.sync);
+    }
     return err;
 }
 
@@ -186,6 +197,7 @@ void moe_scenario_free(struct moe_scenario *sc)
 {
     if (!sc) return;
     free(sc->tokens);
+    moe_sync_free(&sc->sync);
     free(sc->text);
     free(sc);
 }

@@ -11,8 +11,11 @@
  *   learning_rate:    0.003
  *   clip_norm:        1.0             # 0: gradients are not clipped
  *   aux_loss:         0.01            # coefficient of the load-balancing loss; 0: none
- *   routing:          {skew: 0.5, seed: 1}   # for check and simulate; a trace brings its own
- *   topology:         dgx_h100        # for simulate; may be named on the command line
+ *   loss:             per_token       # divided by the tokens of all ranks; or mean_of_ranks: each rank's
+ * mean, # averaged gradient_sync:    [{do: sum, of: shared, over: dp}, ...]   # the order of sync.h, when not
+ * the default overlap_grad_reduce: false        # sum the gradients of a layer as soon as its backward pass
+ * is over routing:          {skew: 0.5, seed: 1}   # for check and simulate; a trace brings its own topology:
+ * dgx_h100        # for simulate; may be named on the command line
  *
  * Only model (heads and sequence excepted), layout and tokens_per_rank are required. heads: 0 leaves
  * attention out. Presets (presets.c, which says what of them our model cannot express): mixtral_8x7b,
@@ -23,7 +26,7 @@
 #ifndef MOE_SCENARIO_H
 #define MOE_SCENARIO_H
 
-#include "sim/base.h"
+#include "sim/sync.h"
 
 enum { MOE_VOCAB = 256 }; /* the model reads and predicts bytes */
 
@@ -36,6 +39,7 @@ struct moe_capacity {
 };
 
 enum moe_optimizer { MOE_ADAMW, MOE_SGD };
+enum moe_loss { MOE_PER_TOKEN, MOE_MEAN_OF_RANKS };
 enum moe_rank_order { MOE_CONSECUTIVE, MOE_STRIDED, MOE_RANK_ORDER_COUNT };
 extern const char *const moe_rank_order_text[]; /* ends with NULL */
 
@@ -49,6 +53,9 @@ struct moe_scenario {
     struct moe_capacity capacity;
     int dtype;     /* enum moe_type: MOE_F32, MOE_F64 or MOE_BF16 */
     int optimizer; /* enum moe_optimizer */
+    int loss;      /* enum moe_loss */
+    struct moe_sync_order sync;
+    int overlap_grad_reduce;
     double learning_rate, clip_norm, aux_loss, skew;
     int64_t seed;
     char *text; /* the YAML itself, kept with a capture */

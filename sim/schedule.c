@@ -208,6 +208,7 @@ static const char *wrong_kernel(const struct moe_schedule *s, const struct moe_o
     if (cost == MOE_COST_MEMORY && !in_range(op->flops, s->n_exprs)) return "flops";
     if (cost == MOE_COST_GROUPED && !in_range(op->group, s->n_symbols)) return "group";
     if (!in_range(op->divisor, s->n_exprs)) return "divisor";
+    if (!in_range(op->times, s->n_exprs)) return "times";
     if (op->kernel == MOE_K_LIMIT && (op->n_reads < 3 || op->n_dims < 6)) return "reads or dims of limit";
     if (op->kernel == MOE_K_SPREAD && op->n_dims < 4) return "dims of spread";
     if (op->kernel == MOE_K_SQNORM && (op->n_reads < 1 || op->n_writes < 1)) return "buffers of sqnorm";

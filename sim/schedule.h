@@ -51,7 +51,7 @@
    X(COMBINE_BWD,  "combine_bwd",  MEMORY)  /* T H K E n : rows, prob, expert, slot, dy -> drows [n,H], dprob [T,E] */ \
    X(XENT,         "xent",         MEMORY)  /* T V       : logits [T,V], target [T] -> dlogits [T,V], loss [1] = sum over tokens, nats */ \
    X(ZERO,         "zero",         MEMORY)  /* n         : -> y [n] = 0 */ \
-   X(SCALE,        "scale",        MEMORY)  /* n         : g [n] -> g [n] * (1 / divisor) */ \
+   X(SCALE,        "scale",        MEMORY)  /* n         : g [n] -> g [n] * (times / divisor) */ \
    X(SQNORM,       "sqnorm",       MEMORY)  /* n         : g [n] -> norm [1] (float64) = sum of g^2 */ \
    X(CLIP,         "clip",         MEMORY)  /* n         : g [n], norm [1], norm [1] -> g * min(1, factor / sqrt(norm + norm)) */ \
    X(SGD,          "sgd",          MEMORY)  /* n         : param [n], grad [n] -> param [n] - factor * grad */ \
@@ -163,8 +163,8 @@ struct moe_buffer {
 };
 
 /* A trained tensor, or (buffer < 0) a norm that `grad` holds. Its gradient must arrive at the update as the
- * sum over all members of the rank's group in `replicas` of every contribution of the backward pass, divided
- * by `divisor`. */
+ * sum over all members of the rank's group in `replicas` of every contribution of the backward pass, each
+ * divided by what `divisor` is on the rank that contributes. */
 struct moe_param {
     char name[MOE_NAME];
     int buffer, grad;
@@ -211,6 +211,7 @@ struct moe_op {
     int flops;     /* KERNEL of class MEMORY: expression, arithmetic beside the bytes; 0: it does not count */
     int mode;      /* LIMIT: bits */
     int divisor;   /* SCALE, AUX_LOSS: expression */
+    int times;     /* SCALE: expression; 0: one */
     double factor; /* SGD, ADAMW: learning rate; AUX_LOSS: coefficient; CLIP: largest norm */
     double decay;  /* ADAMW: weight decay */
     /* Differentiation: a forward operation says which of its reads need a gradient; a backward operation says

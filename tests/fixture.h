@@ -14,7 +14,7 @@
  * more: extra YAML lines. */
 static inline struct moe_scenario *fixture_scenario(int ranks, int ep, const char *tokens, const char *more)
 {
-    char text[768];
+    char text[1024];
     snprintf(text, sizeof text,
              "model: {layers: 2, hidden: 8, ffn: 6, experts: 8, top_k: 2, heads: 2, sequence: 4}\n"
              "layout: {ranks: %d, expert_parallel: %d}\ntokens_per_rank: %s\n%s\n",

@@ -19,16 +19,25 @@ static const struct {
 };
 enum { CLASS_COUNT = sizeof classes / sizeof *classes };
 
+static void print_numbers(const int *number, int n, FILE *out)
+{
+    for (int first = 0, last; first < n; first = last + 1) {
+        for (last = first; last + 1 < n && number[last + 1] == number[last] + 1;) last++;
+        fprintf(out, "%s%d", first ? "," : "", number[first]);
+        if (last > first) fprintf(out, "-%d", number[last]);
+    }
+}
+
 /* "error C1 ranks 0-3,7: layer 0 forward dispatch: ..." */
 static void print_verdict(const struct moe_verdict *v, FILE *out)
 {
     fprintf(out, "%s C%d ranks ", moe_severity_text[v->severity], v->check_class);
-    for (int first = 0, last; first < v->n_ranks; first = last + 1) {
-        for (last = first; last + 1 < v->n_ranks && v->ranks[last + 1] == v->ranks[last] + 1;) last++;
-        fprintf(out, "%s%d", first ? "," : "", v->ranks[first]);
-        if (last > first) fprintf(out, "-%d", v->ranks[last]);
-    }
+    print_numbers(v->ranks, v->n_ranks, out);
     fprintf(out, ": %s: %s", v->op, v->text);
+    if (v->n_layers < 2) return;
+    fprintf(out, " (so in layers ");
+    print_numbers(v->layers, v->n_layers, out);
+    fprintf(out, ")");
 }
 
 static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)
@@ -47,12 +56,14 @@ static void print_text(const struct moe_verdicts *verdicts, int errors, const st
 
 static json_t *verdict_json(const struct moe_verdict *v)
 {
-    json_t *ranks = json_array();
+    json_t *ranks = json_array(), *layers = json_array();
     for (int i = 0; i < v->n_ranks; i++) json_array_append_new(ranks, json_integer(v->ranks[i]));
+    for (int i = 0; i < v->n_layers; i++) json_array_append_new(layers, json_integer(v->layers[i]));
     char name[16];
     snprintf(name, sizeof name, "C%d", v->check_class);
-    return json_pack("{s:s, s:s, s:o, s:[s], s:s}", "class", name, "severity", moe_severity_text[v->severity],
-                     "ranks", ranks, "ops", v->op, "text", v->text);
+    return json_pack("{s:s, s:s, s:o, s:o, s:[s], s:s}", "class", name, "severity",
+                     moe_severity_text[v->severity], "ranks", ranks, "layers", layers, "ops", v->op, "text",
+                     v->text);
 }
 
 static void print_json(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)

@@ -17,9 +17,12 @@ static const struct layout {
                {4, 2, "[4, 28, 0, 16]"}};
 enum { N_LAYOUTS = sizeof layouts / sizeof *layouts };
 
+/* Orders of the gradient sum that must all be right. */
+#define SUMS "gradient_sync: [{do: sum, of: shared, over: dp}, {do: sum, of: experts, over: edp}, "
+#define NORMS "{do: norm, of: experts, over: ep}, {do: norm, of: shared}, {do: clip}, {do: update}]\n"
 static const struct variant {
-    const char *capacity;
-    bool equal_tokens; /* needs as many tokens on every rank */
+    const char *capacity; /* or another part of a scenario */
+    bool equal_tokens;    /* needs as many tokens on every rank */
 } variants[] = {
     {"", false},
     {"capacity: {rule: megatron, factor: 1.0%s}", true},
@@ -27,6 +30,15 @@ static const struct variant {
     {"capacity: {rule: megatron, factor: 1.25, drop: position%s}", true},
     {"capacity: {rule: megatron, factor: 1.0, pad: true%s}", true},
     {"capacity: {rule: megatron, factor: 1.25, pad: true%s}", true},
+    {"overlap_grad_reduce: true\n", false},
+    {SUMS "{do: divide, by: world_tokens}, " NORMS, false},
+    {SUMS "{do: divide, of: experts, by: [world_tokens, ep], times: ep}, "
+          "{do: divide, of: shared, by: world_tokens}, " NORMS "overlap_grad_reduce: true\n",
+     false},
+    {"loss: mean_of_ranks\noverlap_grad_reduce: true\n", true},
+    {"loss: mean_of_ranks\ngradient_sync: [{do: average, of: shared, over: dp}, "
+     "{do: average, of: experts, over: edp}, {do: divide, of: experts, by: ep}, " NORMS,
+     true},
 };
 enum { N_VARIANTS = sizeof variants / sizeof *variants };
 
@@ -101,7 +113,7 @@ static double compare_gradients(const struct moe_schedule *s, int rank, const st
 static struct moe_scenario *scenario(int ranks, int ep, const char *tokens, const char *dispatcher,
                                      const char *capacity, int64_t group_tokens, const char *dtype)
 {
-    char group[48] = "", rule[128], more[256];
+    char group[48] = "", rule[384], more[512];
     if (group_tokens) snprintf(group, sizeof group, ", group_tokens: %lld", (long long)group_tokens);
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
@@ -134,7 +146,7 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
     err = parity_step(s1, self, 10, &one);
     if (err < 0) parity_die(world, err);
     same_routing(world, "expert", s, many.x, s1, one.x, before);
-    if (variant->equal_tokens) same_routing(world, "kept_expert", s, many.x, s1, one.x, before);
+    if (strstr(variant->capacity, "rule")) same_routing(world, "kept_expert", s, many.x, s1, one.x, before);
     if (!strcmp(dispatcher, "deepep")) same_peers(world, sc, s, many.x);
     double d = compare_gradients(s, world->rank, many.x, one.x);
     if (world->rank == 0)
@@ -155,7 +167,9 @@ static void compare_layout(struct moe_communicator *world, const struct layout *
     static const char *const dispatchers[] = {"alltoall", "allgather", "deepep"};
     bool equal = layout->tokens[0] != '[';
     for (int v = 0; v < N_VARIANTS; v++)
-        for (int d = 0; d < (*variants[v].capacity ? 2 : 3); d++) { /* the last one drops nothing */
+        for (int d = 0; d < 3; d++) {
+            bool limits = strstr(variants[v].capacity, "rule"), syncs = *variants[v].capacity && !limits;
+            if ((d == 2 && limits) || (d > 0 && syncs)) continue; /* the last one drops nothing */
             if (variants[v].equal_tokens && !equal) continue;
             compare(world, layout, &variants[v], dispatchers[d], "float64", 1e-12);
             compare(world, layout, &variants[v], dispatchers[d], "float32", 1e-5);

@@ -1,0 +1,208 @@
+/* The order of the gradient sum as a user writes it: what is read, what wrong lists are told, and what check
+ * says of orders that are right or wrong. */
+#include "sim/check.h"
+#include "sim/simulate.h"
+#include "tests/fixture.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+#define RIGHT_SUMS "  - {do: sum, of: shared, over: dp}\n  - {do: sum, of: experts, over: edp}\n"
+#define RIGHT_NORMS "  - {do: norm, of: shared}\n  - {do: norm, of: experts, over: ep}\n"
+#define END "  - {do: clip}\n  - {do: update}\n"
+#define DIVIDE "  - {do: divide, by: world_tokens}\n"
+
+/* Classes of the verdicts of a list, as bits; what says otherwise: no verdict names it. */
+static unsigned classes_of(const char *more, const char *says)
+{
+    struct moe_scenario *sc = fixture_scenario(4, 2, "12", more);
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_routing *r =
+        moe_routing_generate(s->n_layers, s->n_ranks, s->n_experts, s->top_k, s->tokens, 0, 1);
+    struct moe_verdicts v;
+    unsigned classes = 0;
+    bool said = !says;
+    moe_check(s, r, &v);
+    for (int i = 0; i < v.n; i++) {
+        classes |= 1u << v.item[i].check_class;
+        said |= says && strstr(v.item[i].text, says);
+    }
+    if (!said) fail_msg("no verdict says '%s'", says);
+    moe_verdicts_free(&v);
+    moe_routing_free(r);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+    return classes;
+}
+
+static void test_orders(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *list, *says;
+        unsigned classes;
+    } order[] = {
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END, NULL, 0},
+        /* The same in other orders: divisions and sums change places, experts first. */
+        {"gradient_sync:\n" DIVIDE RIGHT_SUMS RIGHT_NORMS END, NULL, 0},
+        {"gradient_sync:\n" DIVIDE RIGHT_SUMS RIGHT_NORMS END "overlap_grad_reduce: true\n", NULL, 0},
+        {"loss: mean_of_ranks\ngradient_sync:\n  - {do: average, of: shared, over: dp}\n"
+         "  - {do: average, of: experts, over: edp}\n  - {do: divide, of: experts, by: ep}\n" RIGHT_NORMS END,
+         NULL, 0},
+        {"gradient_sync:\n" RIGHT_SUMS "  - {do: divide, by: [world_tokens, ep], times: 2}\n" RIGHT_NORMS END,
+         NULL, 0},
+        /* Experts divided by the copies that they have: ep times too large. */
+        {"loss: mean_of_ranks\ngradient_sync:\n  - {do: average, of: shared, over: dp}\n"
+         "  - {do: average, of: experts, over: edp}\n" RIGHT_NORMS END,
+         "the gradient of w1 is 2 times what it should be: scale_w1 divided by 2", 1u << 3},
+        /* Experts summed over all ranks: those of other experts are added. */
+        {"gradient_sync:\n  - {do: sum, over: world}\n" DIVIDE RIGHT_NORMS END,
+         "the gradient of w1 holds 2 contributions that are not its own", 1u << 4},
+        {"gradient_sync:\n  - {do: sum, of: shared, over: dp}\n" DIVIDE RIGHT_NORMS END,
+         "the gradient of w2 lacks 1 contributions", 1u << 4},
+        /* One parameter forgotten. */
+        {"gradient_sync:\n" RIGHT_SUMS "  - {do: divide, of: experts, by: world_tokens}\n"
+         "  - {do: divide, of: router, by: world_tokens}\n" RIGHT_NORMS END,
+         "the gradient of wqkv is 48 times", 1u << 3},
+        /* Clipped by what the rank's own experts have; then by shared parameters counted four times. */
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: norm}\n" END, "expert_norm lacks", 1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: norm, of: shared, over: world}\n"
+         "  - {do: norm, of: experts, over: ep}\n" END,
+         "shared_norm holds", 1u << 5},
+        /* The norm is taken before the division; not clipped at all; clipped twice. */
+        {"gradient_sync:\n" RIGHT_SUMS RIGHT_NORMS DIVIDE END, NULL, 1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: update}\n", "clipped 1 times too rarely",
+         1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: clip}\n" END, "clipped 1 times too often",
+         1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: clip}\n", "is updated 0 times", 1u << 4},
+    };
+    for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
+        unsigned classes = classes_of(order[i].list, order[i].says);
+        if (classes != order[i].classes)
+            fail_msg("order %zu: classes %x, not %x", i, classes, order[i].classes);
+    }
+}
+
+static struct moe_sim_result simulate(struct moe_scenario *sc)
+{
+    struct moe_sim_result out;
+    struct moe_topo *t;
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_routing *r = fixture_routing(sc);
+    assert_int_equal(moe_topo_load("dgx_h100", &t), MOE_OK);
+    assert_int_equal(moe_simulate(s, r, t, &out), MOE_OK);
+    moe_topo_free(t);
+    moe_routing_free(r);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+    return out;
+}
+
+/* What is written out is what a scenario without a list does, to the last event. */
+static void test_default(void **state)
+{
+    (void)state;
+    static const char *const more[][2] = {{"", "gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END},
+                                          {"loss: mean_of_ranks\n",
+                                           "loss: mean_of_ranks\ngradient_sync:\n" RIGHT_SUMS
+                                           "  - {do: divide, by: dp}\n" RIGHT_NORMS END}};
+    for (int i = 0; i < 2; i++) {
+        struct moe_sim_result result[2];
+        for (int k = 0; k < 2; k++) result[k] = simulate(fixture_scenario(4, 2, "12", more[i][k]));
+        assert_int_equal(result[0].step, result[1].step);
+        assert_int_equal(result[0].events, result[1].events);
+        assert_int_equal(result[0].n_rows, result[1].n_rows);
+        for (int k = 0; k < 2; k++) moe_sim_free(&result[k]);
+    }
+}
+
+/* Sums that start behind each layer's backward pass are partly hidden by the layers that follow. */
+static void test_overlap(void **state)
+{
+    (void)state;
+    static const char model[] = "model: {layers: 4, hidden: 1024, ffn: 4096, experts: 8, top_k: 2}\n"
+                                "layout: {ranks: 8}\ntokens_per_rank: 4096\n";
+    char text[512];
+    struct moe_sim_result result[2];
+    for (int overlap = 0; overlap < 2; overlap++) {
+        snprintf(text, sizeof text, "%soverlap_grad_reduce: %s\n", model, overlap ? "true" : "false");
+        struct moe_scenario *sc = NULL;
+        assert_int_equal(moe_scenario_parse("x.yaml", text, &sc), MOE_OK);
+        result[overlap] = simulate(sc);
+    }
+    assert_true(result[1].step < result[0].step);
+    assert_true(result[1].exposed_us < result[0].exposed_us);
+    assert_true(result[1].compute_us == result[0].compute_us);
+    for (int k = 0; k < MOE_LINK_CLASS_COUNT; k++) assert_int_equal(result[0].bytes[k], result[1].bytes[k]);
+    for (int k = 0; k < 2; k++) moe_sim_free(&result[k]);
+}
+
+static void test_bad_lists(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *list, *error;
+    } bad[] = {
+        {"gradient_sync: sum\n", "gradient_sync: expected a list of 1 to 256 steps"},
+        {"gradient_sync: []\n", "gradient_sync: expected a list of 1 to 256 steps"},
+        {"gradient_sync: [{of: all}]\n", "key 'do' is missing"},
+        {"gradient_sync: [{do: summ, over: dp}]\n", "do: expected one of sum, average, divide, norm, clip, "},
+        {"gradient_sync: [{do: sum}]\n", "gradient_sync: sum needs over: a group"},
+        {"gradient_sync: [{do: sum, over: edq}]\n",
+         "over: expected one of none, world, dp, ep, edp, not 'edq'"},
+        {"gradient_sync: [{do: update, over: dp}]\n", "gradient_sync: update has no group to go over"},
+        {"gradient_sync: [{do: divide}]\n", "gradient_sync: divide needs by or times"},
+        {"gradient_sync: [{do: update, by: 3}]\n", "gradient_sync: update cannot use by or times"},
+        {"gradient_sync: [{do: divide, by: 0}]\n", "expected a whole number from 1, or a name, not '0'"},
+        {"gradient_sync: [{do: divide, by: world_token}]\n", "did you mean world_tokens"},
+        {"gradient_sync: [{do: divide, by: [2, 2, 2, 2, 2]}]\n", "expected 1 to 4 factors"},
+        {"gradient_sync: [{do: clip, of: w1}]\n", "gradient_sync: clip clips all or nothing"},
+        {"gradient_sync: [{do: update, off: w1}]\n", "unknown key 'off' (did you mean 'of'?)"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct moe_scenario *sc = NULL;
+        char text[512];
+        snprintf(text, sizeof text,
+                 "model: {layers: 1, hidden: 8, ffn: 8, experts: 2, top_k: 1}\n"
+                 "layout: {ranks: 2}\ntokens_per_rank: 4\n%s",
+                 bad[i].list);
+        assert_int_equal(moe_scenario_parse("x.yaml", text, &sc), MOE_EINPUT);
+        if (strncmp(moe_error(), "x.yaml:4: ", 10) || !strstr(moe_error(), bad[i].error))
+            fail_msg("list %zu: %s", i, moe_error());
+    }
+}
+
+/* Names of parameters are known to the lowering alone. */
+static void test_bad_names(void **state)
+{
+    (void)state;
+    struct moe_schedule *s = NULL;
+    struct moe_scenario *sc = fixture_scenario(2, 2, "4", "gradient_sync: [{do: update, of: rooter}]");
+    assert_int_equal(moe_lower(sc, &s), MOE_EINPUT);
+    assert_non_null(strstr(moe_error(), "gradient_sync: unknown parameter 'rooter', did you mean router"));
+    moe_scenario_free(sc);
+    sc = fixture_scenario(2, 2, "4", "clip_norm: 0\ngradient_sync: [{do: clip}]\n");
+    assert_int_equal(moe_lower(sc, &s), MOE_EINPUT);
+    assert_non_null(strstr(moe_error(), "clip needs a clip_norm above 0"));
+    moe_scenario_free(sc);
+    assert_int_equal(moe_scenario_parse("x.yaml",
+                                        "model: {layers: 1, hidden: 8, ffn: 8, experts: 2, top_k: 1}\n"
+                                        "layout: {ranks: 2}\ntokens_per_rank: [4, 0]\nloss: mean_of_ranks\n",
+                                        &sc),
+                     MOE_EINPUT);
+    assert_string_equal(moe_error(), "x.yaml:3: tokens_per_rank: loss mean_of_ranks has no mean of 0 tokens");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_orders),    cmocka_unit_test(test_default),   cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_bad_lists), cmocka_unit_test(test_bad_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
