@@ -81,8 +81,9 @@ static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
     struct moe_execution *x = ctx;
     const struct moe_symbol *y = &x->s->symbols[symbol];
     if (y->buffer < 0) return moe_symbol_initial(x->s, (struct moe_env){value, x}, symbol, rank, index);
-    int place = x->s->buffers[y->buffer].slots == 1 ? 0 : layer;
-    if (place < x->s->buffers[y->buffer].slots && index < moe_symbol_count(x->s, symbol, rank)) {
+    int place = moe_slot(x->s, (struct moe_ref){.buffer = y->buffer}, layer);
+    if (place >= 0 && place < x->s->buffers[y->buffer].slots &&
+        index < moe_symbol_count(x->s, symbol, rank)) {
         const struct slot *slot = slot_at(x, y->buffer, place);
         if (slot->known && (int64_t)y->rows * y->cols <= slot->n)
             return moe_symbol_reduce(x->s, symbol, rank, slot->host, index);
@@ -150,6 +151,14 @@ static int grow(const struct moe_execution *x, struct slot *slot, enum moe_type 
     return err;
 }
 
+/* The layer of an instance that this slot would be of; of the operation in hand when it is of none. */
+static int layer_of(const struct moe_execution *x, int buffer, int place)
+{
+    int each = moe_slots_each(x->s, buffer), stride = x->s->n_layers + 1;
+    int layer = each == 1 ? x->now.layer % stride : place % each;
+    return x->s->n_micro > 1 ? place / each * stride + layer : each == 1 ? x->now.layer : place;
+}
+
 /* Gives a reference's slot its extent at present sizes. keep: what it holds stays and what is added is
  * poison; otherwise all of it is new. */
 static int make_room(struct moe_execution *x, struct moe_ref ref, bool keep, struct slot **out)
@@ -158,7 +167,7 @@ static int make_room(struct moe_execution *x, struct moe_ref ref, bool keep, str
     int place = moe_slot(x->s, ref, x->now.layer);
     struct slot *slot = *out = slot_at(x, ref.buffer, place);
     int64_t n, kept = keep ? slot->n : 0;
-    int err = evaluate(x, b->name, b->extent, b->slots == 1 ? x->now.layer : place, 0, &n);
+    int err = evaluate(x, b->name, b->extent, layer_of(x, ref.buffer, place), 0, &n);
     if (err < 0) return keep && slot->written ? MOE_OK : err;
     slot->n = kept;
     MOE_TRY(grow(x, slot, b->type, n));
@@ -329,10 +338,10 @@ static int run_op(struct moe_execution *x)
 
 /* ---- a step ---- */
 
-static int fill_input(struct moe_execution *x, int buffer, const int32_t *ids)
+static int fill_input(struct moe_execution *x, int buffer, int micro, const int32_t *ids)
 {
     struct slot *slot;
-    MOE_TRY(make_room(x, (struct moe_ref){.buffer = buffer}, false, &slot));
+    MOE_TRY(make_room(x, (struct moe_ref){.buffer = buffer, .micro = micro}, false, &slot));
     if (x->s->buffers[buffer].type != MOE_I32 || slot->n != x->s->tokens[x->rank])
         return moe_fail(MOE_EFAILED, "malformed schedule: input %s is not one int32 per token",
                         x->s->buffers[buffer].name);
@@ -357,7 +366,7 @@ static int begin_step(struct moe_execution *x, const int32_t *token, const int32
             if (x->options->poison) MOE_TRY(poison(x, slot, buffer->type, 0));
         }
         if (buffer->role != MOE_BUF_INPUT) continue;
-        MOE_TRY(fill_input(x, b, ids));
+        for (int m = 0; m < x->s->n_micro; m++) MOE_TRY(fill_input(x, b, m, ids + m * x->s->tokens[x->rank]));
         ids = target;
     }
     return MOE_OK;
@@ -374,6 +383,7 @@ static int end_step(struct moe_execution *x, double *loss)
         if (first < 0) first = b;
         for (int i = 0; i < buffer->slots; i++) {
             struct slot *slot = slot_at(x, b, i);
+            if (!moe_holds(x->s, b, i, x->rank)) continue;
             if (!slot->written)
                 return moe_fail(MOE_EFAILED, "the step ended, and nothing wrote %s[%d]", buffer->name, i);
             if (b != first) continue;
@@ -470,6 +480,7 @@ static int fill_param(struct moe_execution *x, const struct moe_param *p)
     for (int place = 0; place < b->slots; place++) {
         void *content;
         int64_t n;
+        if (!moe_holds(x->s, p->buffer, place, x->rank)) continue;
         MOE_TRY(make_persistent(x, p->buffer, place, &content, &n));
         const uint64_t stream = moe_hash64(moe_hash_name(p->name) + (uint64_t)place);
         for (int64_t i = 0; i < n; i++) {
@@ -489,7 +500,7 @@ static int fill_state(struct moe_execution *x, int buffer)
     void *content;
     int64_t n;
     for (int place = 0; place < x->s->buffers[buffer].slots; place++)
-        MOE_TRY(make_persistent(x, buffer, place, &content, &n));
+        if (moe_holds(x->s, buffer, place, x->rank)) MOE_TRY(make_persistent(x, buffer, place, &content, &n));
     return MOE_OK;
 }
 

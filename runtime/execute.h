@@ -42,8 +42,10 @@ int moe_execute_open(const struct moe_schedule *s, struct moe_device *d, struct 
 void moe_execute_close(struct moe_execution *x);
 
 /* Runs one step of this rank's itinerary.
- *   token, target [T]  ids of the local tokens and of their successors: the schedule's two INPUT buffers
- *   loss               out: the schedule's first OUTPUT buffer, cross entropy summed over local tokens, nats
+ *   token, target [M, T]  ids of the local tokens of each micro-batch and of their successors: the schedule's
+ *                         two INPUT buffers
+ *   loss                  out: the schedule's first OUTPUT buffer, cross entropy summed over local tokens,
+ *                         nats; 0 on a rank that does not hold it
  * Errors: MOE_EVERDICT of moe_agree; MOE_EPEER "layer 1 forward dispatch on communicator ep (ranks 0-3): no
  * answer for 10 s" for a collective that does not finish, or whose library reports an error (a truncated
  * message); MOE_EFAILED for a size that the host does not know, a collective larger than its buffers, counts

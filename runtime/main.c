@@ -120,15 +120,23 @@ static int train(struct capture *c, const struct options *o, bool *stopped)
     const int rank = c->world->rank;
     const int64_t tokens = c->s->tokens[rank], window = c->data.window, begin = moe_execute_steps(c->x),
                   end = begin + o->steps;
-    int64_t first = 0;
+    const int n_micro = c->s->n_micro;
+    int64_t first = 0, all = 0; /* of a micro-batch: before this rank, and in its stage */
     /* A rank begins with a window of its own: a sequence never spans two texts. */
-    for (int r = 0; r < rank; r++) first += (c->s->tokens[r] + window - 1) / window * window;
-    int32_t *token = moe_alloc((size_t)tokens, sizeof *token),
-            *target = moe_alloc((size_t)tokens, sizeof *target);
+    for (int r = 0; r < c->s->n_ranks; r++) {
+        const int64_t wide = (c->s->tokens[r] + window - 1) / window * window;
+        if (c->s->role_of[r] != c->s->role_of[rank]) continue;
+        all += wide;
+        if (r < rank) first += wide;
+    }
+    int32_t *token = moe_alloc((size_t)(tokens * n_micro), sizeof *token),
+            *target = moe_alloc((size_t)(tokens * n_micro), sizeof *target);
     int err = MOE_OK;
     for (int64_t step = begin; step < end && !*stopped; step++) {
         double loss;
-        moe_data_batch(&c->data, (uint64_t)o->seed, step, first, tokens, token, target);
+        for (int m = 0; m < n_micro; m++)
+            moe_data_batch(&c->data, (uint64_t)o->seed, step, m * all + first, tokens, token + m * tokens,
+                           target + m * tokens);
         const int64_t entry_ns = moe_now_ns();
         MOE_TRY_GOTO(moe_execute_step(c->x, token, target, &loss));
         const int64_t wall_ns = moe_now_ns() - entry_ns;
@@ -152,6 +160,8 @@ static int capture(struct capture *c, const struct options *o, bool *stopped)
     if (c->scenario->dtype == MOE_BF16)
         return moe_fail(MOE_EMISSING, "%s: bfloat16 cannot be run on a CPU (float32, float64)", o->scenario);
     MOE_TRY(moe_lower(c->scenario, &c->s));
+    if (c->s->n_roles > 1 && (o->load || o->save))
+        return moe_fail(MOE_EMISSING, "%s: checkpoints of pipelines are not supported", o->scenario);
     MOE_TRY(moe_data_load(o->data, c->scenario->sequence, &c->data));
     MOE_TRY(moe_device_cpu.open(&c->device));
     c->execute = (struct moe_execute_options){.timeout_s = (double)o->timeout_s,

@@ -24,6 +24,13 @@ static int put_number(struct moe_store *store, const char *key, int64_t value)
     return moe_store_put(store, key, text);
 }
 
+/* Tokens of a step whose loss the rank computes: those of the last stage. */
+static int64_t tokens_of(const struct moe_schedule *s, int rank)
+{
+    bool last = s->roles[s->role_of[rank]].end_layer == s->n_layers;
+    return last ? s->tokens[rank] * s->n_micro : 0;
+}
+
 static int put_run(struct moe_store *store, const struct moe_run *run, int rank)
 {
     char hash[17];
@@ -35,10 +42,11 @@ static int put_run(struct moe_store *store, const struct moe_run *run, int rank)
     MOE_TRY(put_number(store, "seed", (int64_t)run->seed));
     MOE_TRY(put_number(store, "steps", run->steps));
     MOE_TRY(put_number(store, "ranks", run->s->n_ranks));
-    MOE_TRY(put_number(store, "layers", run->s->n_layers));
+    MOE_TRY(put_number(store, "layers", run->s->n_layers * run->s->n_micro));
     MOE_TRY(put_number(store, "experts", run->s->n_experts));
     MOE_TRY(put_number(store, "top_k", run->s->top_k));
-    return moe_store_add_rank(store, &(struct moe_store_rank){rank, run->s->tokens[rank], getpid()});
+    MOE_TRY(put_number(store, "stages", run->s->n_roles));
+    return moe_store_add_rank(store, &(struct moe_store_rank){rank, tokens_of(run->s, rank), getpid()});
 }
 
 int moe_recorder_open(const char *path, const struct moe_run *run, int rank, struct moe_recorder **out)
@@ -96,7 +104,8 @@ static int add_routing(struct moe_recorder *r, const struct moe_execution *x, in
     int64_t n;
     const int32_t *ids = written(r, x, op, 1, layer, &n);
     if (!ids) return MOE_EFAILED;
-    return moe_store_add_routing(r->store, step, layer, r->rank, n / r->s->top_k, r->s->top_k, ids);
+    return moe_store_add_routing(r->store, step, moe_routed_layer(r->s, layer), r->rank, n / r->s->top_k,
+                                 r->s->top_k, ids);
 }
 
 /* ... and a LIMIT kernel marks the choices that it dropped in its second. */
@@ -107,7 +116,7 @@ static int add_dropped(struct moe_recorder *r, const struct moe_execution *x, in
     const int32_t *kept_expert = written(r, x, op, 1, layer, &n);
     if (!kept_expert) return MOE_EFAILED;
     for (int64_t i = 0; i < n; i++) dropped += kept_expert[i] < 0;
-    return moe_store_add_dropped(r->store, step, layer, r->rank, dropped);
+    return moe_store_add_dropped(r->store, step, moe_routed_layer(r->s, layer), r->rank, dropped);
 }
 
 static int add_layer(struct moe_recorder *r, const struct moe_execution *x, int64_t step,
@@ -122,14 +131,27 @@ static int add_layer(struct moe_recorder *r, const struct moe_execution *x, int6
     return MOE_OK;
 }
 
+/* Layers of other stages have no tokens here. */
+static int add_other_layers(struct moe_recorder *r, int64_t step)
+{
+    const struct moe_role *role = &r->s->roles[r->s->role_of[r->rank]];
+    for (int i = 0; i < r->s->n_layers * r->s->n_micro; i++) {
+        int layer = i % r->s->n_layers;
+        if (layer < role->first_layer || layer >= role->end_layer)
+            MOE_TRY(moe_store_add_routing(r->store, step, i, r->rank, 0, r->s->top_k, NULL));
+    }
+    return MOE_OK;
+}
+
 int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int64_t step, double loss,
                       int64_t wall_ns)
 {
     const struct moe_role *role = &r->s->roles[r->s->role_of[r->rank]];
-    const int64_t tokens = r->s->tokens[r->rank];
+    const int64_t tokens = tokens_of(r->s, r->rank);
     MOE_TRY(moe_store_begin(r->store));
     for (int i = 0; i < role->n_instances; i++)
         MOE_TRY(add_layer(r, x, step, &role->blocks[role->itinerary[i].block], role->itinerary[i].layer));
+    MOE_TRY(add_other_layers(r, step));
     for (int i = 0; i < r->n_ops; i++) {
         r->ops[i].step = step;
         MOE_TRY(moe_store_add_op(r->store, &r->ops[i]));

@@ -9,6 +9,7 @@ struct moe_track {
     uint32_t readers;     /* streams that read since */
     int grad_block;       /* block in which grad_shifts was set (activations) */
     uint32_t grad_shifts; /* bit i: gradient at shift i is written */
+    int role;             /* last one that made it */
 };
 
 /* Room for one more item; the place of the new one. */
@@ -23,7 +24,7 @@ void moe_builder_open(struct moe_builder *b, int n_ranks, const int64_t *tokens)
     s->tokens = moe_alloc((size_t)n_ranks, sizeof *s->tokens);
     memcpy(s->tokens, tokens, (size_t)n_ranks * sizeof *tokens);
     s->role_of = moe_alloc((size_t)n_ranks, sizeof *s->role_of);
-    s->n_roles = 1;
+    s->n_roles = s->n_micro = 1;
     s->roles = moe_alloc(1, sizeof *s->roles);
     int *key = moe_alloc((size_t)n_ranks, sizeof *key);
     moe_new_comm(b, "world", 1, key);
@@ -35,6 +36,8 @@ struct moe_schedule *moe_builder_close(struct moe_builder *b)
 {
     struct moe_schedule *s = b->s;
     free(b->track);
+    for (int i = 0; i < s->n_roles; i++)
+        if (!s->roles[i].end_layer) s->roles[i].end_layer = s->n_layers;
     *b = (struct moe_builder){0};
     if (moe_schedule_check(s) < 0) moe_bug(__FILE__, __LINE__, moe_error());
     return s;
@@ -78,6 +81,11 @@ int moe_min(struct moe_builder *b, int x, int y)
     return new_expr(b, (struct moe_expr){MOE_EXPR_MIN, .a = x, .b = y});
 }
 
+int moe_other(struct moe_builder *b, int comm)
+{
+    return new_expr(b, (struct moe_expr){MOE_EXPR_OTHER, .a = comm});
+}
+
 int moe_place(struct moe_builder *b, int comm)
 {
     return new_expr(b, (struct moe_expr){MOE_EXPR_PLACE, .a = comm});
@@ -99,17 +107,52 @@ int moe_new_symbol(struct moe_builder *b, const char *name, int buffer, bool by_
     return i;
 }
 
+/* What a role makes the roles before it made too, in this order of those of one name; or -1. */
+static int made_before(const struct moe_builder *b, const char *name, enum moe_buffer_role role,
+                       enum moe_type type)
+{
+    for (int i = 0; i < b->s->n_buffers && b->role > 0; i++) {
+        const struct moe_buffer *made = &b->s->buffers[i];
+        if (b->track[i].role < b->role && made->role == role && made->type == type &&
+            !strcmp(made->name, name))
+            return i;
+    }
+    return -1;
+}
+
 int moe_new_buffer(struct moe_builder *b, const char *name, enum moe_buffer_role role, enum moe_type type,
                    int slots, int extent)
 {
     struct moe_schedule *s = b->s;
-    int i = APPEND(s->buffers, s->n_buffers, s->cap_buffers);
-    s->buffers[i] =
-        (struct moe_buffer){.role = role, .type = type, .slots = slots, .extent = extent, .grad = -1};
+    int i = made_before(b, name, role, type);
+    if (i >= 0) {
+        b->track[i].role = b->role;
+        return i;
+    }
+    i = APPEND(s->buffers, s->n_buffers, s->cap_buffers);
+    bool per_micro =
+        role != MOE_BUF_PARAM && role != MOE_BUF_GRAD && role != MOE_BUF_STATE && role != MOE_BUF_NORM;
+    s->buffers[i] = (struct moe_buffer){.role = role,
+                                        .type = type,
+                                        .slots = slots * (per_micro ? s->n_micro : 1),
+                                        .per_micro = per_micro,
+                                        .extent = extent,
+                                        .grad = -1};
     moe_copy_name(s->buffers[i].name, name);
     b->track = moe_grow(b->track, &b->cap_track, s->n_buffers, sizeof *b->track);
-    b->track[i] = (struct moe_track){.writer = -1, .grad_block = -1};
+    b->track[i] = (struct moe_track){.writer = -1, .grad_block = -1, .role = b->role};
     return i;
+}
+
+void moe_new_role(struct moe_builder *b)
+{
+    struct moe_schedule *s = b->s;
+    s->roles = realloc(s->roles, ((size_t)s->n_roles + 1) * sizeof *s->roles);
+    moe_assert(s->roles);
+    s->roles[s->n_roles] = (struct moe_role){0};
+    b->role = s->n_roles++;
+    for (int i = 0; i < s->n_buffers; i++)
+        b->track[i] = (struct moe_track){.writer = -1, .grad_block = -1, .role = b->track[i].role};
 }
 
 static void add_param(struct moe_builder *b, const char *name, struct moe_param p)
@@ -165,7 +208,8 @@ int moe_new_block(struct moe_builder *b, const char *name, enum moe_pass pass, b
     role->blocks = realloc(role->blocks, ((size_t)role->n_blocks + 1) * sizeof *role->blocks);
     moe_assert(role->blocks);
     struct moe_block *block = &role->blocks[role->n_blocks];
-    *block = (struct moe_block){.pass = pass, .per_layer = per_layer};
+    *block = (struct moe_block){
+        .pass = pass, .per_layer = per_layer, .stride = b->s->n_micro > 1 ? b->s->n_layers + 1 : 0};
     moe_copy_name(block->name, name);
     return b->block = role->n_blocks++;
 }
@@ -225,7 +269,7 @@ struct moe_ref moe_grad_in(struct moe_builder *b, struct moe_ref r)
         char name[MOE_NAME + 2] = "d_";
         strcat(name, of.name);
         int grad = moe_new_buffer(b, name, of.role == MOE_BUF_PARAM ? MOE_BUF_GRAD : MOE_BUF_ACTIVATION,
-                                  of.type, of.slots, of.extent);
+                                  of.type, moe_slots_each(s, r.buffer), of.extent);
         s->buffers[r.buffer].grad = grad;
     }
     return (struct moe_ref){.buffer = s->buffers[r.buffer].grad, .shift = r.shift};
@@ -238,7 +282,9 @@ struct moe_ref moe_grad_out(struct moe_builder *b, struct moe_ref r)
     /* A parameter may collect contributions from several blocks; an activation's belong to one. */
     if (b->s->buffers[grad.buffer].role != MOE_BUF_GRAD && t->grad_block != b->block) t->grad_shifts = 0;
     t->grad_block = b->block;
-    grad.accumulate = t->grad_shifts >> grad.shift & 1;
+    /* Of several micro-batches all are added to a parameter's gradient, which the step clears first. */
+    grad.accumulate = t->grad_shifts >> grad.shift & 1 ||
+                      (b->s->buffers[grad.buffer].role == MOE_BUF_GRAD && b->s->n_micro > 1);
     t->grad_shifts |= 1u << grad.shift;
     return grad;
 }

@@ -1,8 +1,8 @@
 /* builder - how a lowering writes a schedule: sizes, buffers, operations; backward passes follow from
  * forward.
  *
- * One builder writes one role. Blocks are written in the order in which they first run. Only lowerings and
- * tests include this header. */
+ * One builder writes one role after the other. Blocks are written in the order in which they first run. Only
+ * lowerings and tests include this header. */
 #ifndef MOE_BUILDER_H
 #define MOE_BUILDER_H
 
@@ -16,7 +16,8 @@ struct moe_builder {
     struct moe_track *track; /* [cap_track] by buffer */
 };
 
-/* An empty schedule with comms[0] = "world" and one role that all ranks share. tokens [n_ranks]. */
+/* An empty schedule with comms[0] = "world", one role that all ranks share and one micro-batch; another
+ * number of them is set before buffers are made. tokens [n_ranks]. */
 void moe_builder_open(struct moe_builder *b, int n_ranks, const int64_t *tokens);
 /* Hands the schedule over. It satisfies moe_schedule_check (asserted). */
 struct moe_schedule *moe_builder_close(struct moe_builder *b);
@@ -29,6 +30,7 @@ int moe_sum(struct moe_builder *b, int symbol);
 int moe_add(struct moe_builder *b, int x, int y);
 int moe_mul(struct moe_builder *b, int x, int y);
 int moe_min(struct moe_builder *b, int x, int y);
+int moe_other(struct moe_builder *b, int comm);
 int moe_place(struct moe_builder *b, int comm);
 int moe_ceil(struct moe_builder *b, int x, int y, double factor); /* ceil(x / y * factor), 0 when y is 0 */
 
@@ -44,6 +46,11 @@ int moe_new_param(struct moe_builder *b, const char *name, enum moe_type type, i
 int moe_new_norm(struct moe_builder *b, const char *name, int replicas);
 /* Ranks with the same key form a group, in ascending order. key [R], values 0 to n_groups - 1. */
 int moe_new_comm(struct moe_builder *b, const char *name, int n_groups, const int *key);
+
+/* Goes on with a role of its own, which no rank has yet. Buffers of the same name are those of the roles
+ * before.
+ */
+void moe_new_role(struct moe_builder *b);
 
 /* Starts a block; operations go there until the next call. */
 int moe_new_block(struct moe_builder *b, const char *name, enum moe_pass pass, bool per_layer);

@@ -46,10 +46,12 @@ static void insert(int number, int *n, int **list)
     ++*n;
 }
 
-/* "layer 3 update w1" is layer 3 and "update w1". */
+/* "layer 3 update w1" is layer 3 and "update w1", whatever micro-batch is named before. */
 static int split_label(const char *label, const char **rest)
 {
-    int layer = -1, used = 0;
+    int micro, layer = -1, used = 0;
+    if (sscanf(label, "micro-batch %d %n", &micro, &used) == 1) label += used;
+    used = 0;
     *rest = sscanf(label, "layer %d %n", &layer, &used) == 1 && used ? label + used : label;
     return *rest == label ? -1 : layer;
 }
@@ -282,8 +284,8 @@ static void keep_causes(struct moe_verdicts *v)
 
 void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct moe_verdicts *out)
 {
-    moe_assert(s->n_ranks == r->n_ranks && s->n_layers == r->n_layers && s->n_experts == r->n_experts &&
-               s->top_k == r->top_k);
+    moe_assert(s->n_ranks == r->n_ranks && s->n_layers * s->n_micro == r->n_layers &&
+               s->n_experts == r->n_experts && s->top_k == r->top_k);
     moe_assert(!memcmp(s->tokens, r->tokens, (size_t)s->n_ranks * sizeof *s->tokens));
     *out = (struct moe_verdicts){0};
     struct moe_checker c = {

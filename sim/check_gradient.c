@@ -123,7 +123,7 @@ static void track_write(struct moe_checker *c, int rank, const struct moe_here *
         return;
     case MOE_K_CLIP: moe_gradient_clip(c->gradients, from, to); return;
     case MOE_K_ZERO: moe_gradient_zero(c->gradients, to); return;
-    default: moe_gradient_contribute(c->gradients, to, h->block_id, op, ref.accumulate);
+    default: moe_gradient_contribute(c->gradients, to, h->block_id, h->layer, op, ref.accumulate);
     }
 }
 
@@ -199,7 +199,7 @@ static void check_once(struct moe_checker *c, int rank, int check_class, const s
 {
     for (int slot = 0; slot < c->s->buffers[buffer].slots; slot++) {
         int n = *times(c, rank, buffer, slot);
-        if (n == 1) continue;
+        if (n == 1 || !moe_holds(c->s, buffer, slot, rank)) continue;
         moe_check_verdict(c, check_class, rank, p->name, "%s %d times in a step (slot %d), expected once",
                           what, n, slot);
         return;
@@ -213,11 +213,13 @@ static void check_results(struct moe_checker *c, int rank)
         const struct moe_param *p = &c->s->params[i];
         if (p->buffer < 0) continue;
         check_once(c, rank, 4, p, p->buffer, "is updated");
-        if (p->clips) check_once(c, rank, 5, p, p->grad, "its right gradient is in the norm");
+        if (p->clips && !moe_is_copy(c->s, p->buffer, rank))
+            check_once(c, rank, 5, p, p->grad, "its right gradient is in the norm");
     }
     for (int i = 0; i < c->s->n_buffers; i++)
         for (int slot = 0; slot < c->s->buffers[i].slots && c->s->buffers[i].role == MOE_BUF_OUTPUT; slot++)
-            if (!c->written[moe_check_slot(c, rank, (struct moe_ref){.buffer = i}, slot)])
+            if (moe_holds(c->s, i, slot, rank) &&
+                !c->written[(size_t)rank * c->n_slots + (size_t)(c->first_slot[i] + slot)])
                 moe_check_verdict(c, 6, rank, c->s->buffers[i].name, "is never written");
 }
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* key: rank, block and operation that contributed, so that entries sort by rank. */
+/* key: rank, micro-batch, block and operation that contributed, so that entries sort by rank. */
 struct entry {
     uint64_t key;
     double coefficient;
@@ -116,18 +116,23 @@ static void set_state(struct moe_gradients *g, struct moe_cell cell, struct stat
     if (is_followed(g->s, cell.buffer)) *at(g, cell) = with;
 }
 
-static uint64_t key_of(int rank, int block, int id)
+static uint64_t key_of(const struct moe_gradients *g, int rank, int block, int layer, int id)
 {
-    return (uint64_t)rank << 32 | (uint64_t)block << 16 | (uint64_t)id;
+    int micro = g->s->n_micro > 1 ? layer / (g->s->n_layers + 1) : 0;
+    return (uint64_t)rank << 44 | (uint64_t)micro << 28 | (uint64_t)block << 16 | (uint64_t)id;
+}
+static int rank_of(uint64_t key)
+{
+    return (int)(key >> 44);
 }
 
-void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, const struct moe_op *op,
-                             bool accumulate)
+void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, int layer,
+                             const struct moe_op *op, bool accumulate)
 {
     struct state s = accumulate ? state_of(g, to) : (struct state){0};
     struct entry *entry = moe_alloc((size_t)g->vectors[s.vector].n + 1, sizeof *entry);
     int n = append(g, s, entry);
-    entry[n] = (struct entry){key_of(to.rank, block, op->id), 1};
+    entry[n] = (struct entry){key_of(g, to.rank, block, layer, op->id), 1};
     set_state(g, to, (struct state){.vector = new_vector(g, entry, n + 1), .coefficient = 1});
 }
 
@@ -163,12 +168,13 @@ void moe_gradient_zero(struct moe_gradients *g, struct moe_cell to)
     set_state(g, to, (struct state){0});
 }
 
-/* Does the operation add something of its own to the gradient or norm? */
-static bool contributes(const struct moe_op *op, const struct moe_param *p)
+/* Does the operation add something of its own to this slot of the gradient or norm? */
+static bool contributes(const struct moe_schedule *s, const struct moe_op *op, int layer,
+                        const struct moe_param *p, int slot)
 {
     if (op->kind != MOE_KERNEL || (op->kernel != MOE_K_SQNORM && !op->serves)) return false;
     for (int w = 0; w < op->n_writes; w++)
-        if (op->writes[w].buffer == p->grad) return true;
+        if (op->writes[w].buffer == p->grad && moe_slot(s, op->writes[w], layer) == slot) return true;
     return false;
 }
 
@@ -179,20 +185,19 @@ static struct entry *required(const struct moe_gradients *g, struct moe_env env,
 {
     const struct moe_schedule *s = g->s;
     const struct moe_comm *c = &s->comms[p->replicas];
-    int slots = s->buffers[p->grad].slots, cap = 0;
+    int cap = 0;
     struct entry *entry = NULL;
     *n = 0;
     for (int i = c->first[group]; i < c->first[group + 1]; i++) {
         const struct moe_role *role = &s->roles[s->role_of[c->members[i]]];
         double divisor = (double)moe_eval(s, env, p->divisor, c->members[i], 0, 0);
         for (int k = 0; k < role->n_instances; k++) {
-            int b = role->itinerary[k].block;
-            if (slots > 1 && role->itinerary[k].layer != slot) continue;
+            int b = role->itinerary[k].block, layer = role->itinerary[k].layer;
             for (int o = 0; o < role->blocks[b].n_ops; o++) {
                 const struct moe_op *op = &role->blocks[b].ops[o];
-                if (!contributes(op, p)) continue;
+                if (!contributes(s, op, layer, p, slot)) continue;
                 entry = moe_grow(entry, &cap, *n + 1, sizeof *entry);
-                entry[(*n)++] = (struct entry){key_of(c->members[i], b, op->id), 1 / divisor};
+                entry[(*n)++] = (struct entry){key_of(g, c->members[i], b, layer, op->id), 1 / divisor};
             }
         }
     }
@@ -213,10 +218,10 @@ static struct moe_gradient_fault compare(const struct entry *want, int n_want, c
     while (w < n_want || h < have->n) {
         if (h == have->n || (w < n_want && want[w].key < have->entry[h].key)) {
             fault.missing++;
-            fault.missing_rank = (int)(want[w++].key >> 32);
+            fault.missing_rank = rank_of(want[w++].key);
         } else if (w == n_want || have->entry[h].key < want[w].key) {
             fault.extra++;
-            fault.extra_rank = (int)(have->entry[h++].key >> 32);
+            fault.extra_rank = rank_of(have->entry[h++].key);
         } else {
             double found = have->entry[h++].coefficient * coefficient, required = want[w++].coefficient;
             if (!is_right(found, required)) fault.factor = found / required;

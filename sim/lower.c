@@ -26,28 +26,59 @@ struct model {
     struct moe_ref normed;           /* [T, H] behind the last norm */
     struct moe_ref emb, router, gain, moe_gain, last_gain, wqkv, wo; /* parameters */
     struct moe_ref token, target, loss, aux, logits, prediction;
-    int V, one, all_tokens;
+    int V, one, dp, dp_tokens; /* dp: communicator; dp_tokens: of a micro-batch, on all ranks of a stage */
 };
 
-/* The ranks as a grid: its rows are consecutive ranks, its columns ranks at the stride of a row. Rows split
- * the experts and columns hold copies; with rank order strided it is the other way round. */
+/* What joins stages; key [ranks]: to work with. */
+static void make_stage_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out,
+                             int *key)
+{
+    int n = (int)sc->ranks, each = n / (int)sc->pipeline_parallel, last = n / each - 1;
+    const struct moe_comm *ep = &b->s->comms[out->ep];
+    int rows = ep->n_groups / (last + 1);
+    for (int r = 0; r < n; r++) key[r] = ep->group_of[r] % rows;
+    out->ep_pp = moe_new_comm(b, "ep_pp", rows, key);
+    for (int r = 0; r < n; r++) key[r] = r / each;
+    out->dp = moe_new_comm(b, "dp", last + 1, key);
+    for (int r = 0; r < n; r++) key[r] = r % each;
+    out->pp = moe_new_comm(b, "pp", each, key);
+    /* Ranks between the ends are alone in both. */
+    for (int r = 0; r < n; r++) key[r] = r < each ? r : r / each == last ? r % each : r;
+    out->tied = moe_new_comm(b, "tied", last * each, key);
+    for (int r = 0; r < n; r++) key[r] = r < each || r / each == last ? 0 : r - each + 1;
+    out->copies = moe_new_comm(b, "tied_dp", (last - 1) * each + 1, key);
+}
+
+/* The ranks of a stage as a grid: its rows are consecutive ranks, its columns ranks at the stride of a row.
+ * Rows split the experts and columns hold copies; with rank order strided it is the other way round. */
 static void make_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out)
 {
-    int n = (int)sc->ranks, size = (int)sc->expert_parallel;
+    int n = (int)sc->ranks, size = (int)sc->expert_parallel, each = n / (int)sc->pipeline_parallel;
     bool strided = sc->rank_order == MOE_STRIDED;
     int *key = moe_alloc((size_t)n, sizeof *key);
-    for (int r = 0; r < n; r++) key[r] = strided ? r % (n / size) : r / size;
+    for (int r = 0; r < n; r++) {
+        int i = r % each;
+        key[r] = r / each * (each / size) + (strided ? i % (each / size) : i / size);
+    }
     out->ep = moe_new_comm(b, "ep", n / size, key);
-    for (int r = 0; r < n; r++) key[r] = strided ? r / (n / size) : r % size;
-    out->edp = moe_new_comm(b, "edp", size, key);
+    for (int r = 0; r < n; r++) {
+        int i = r % each;
+        key[r] = r / each * size + (strided ? i / (each / size) : i % size);
+    }
+    out->edp = moe_new_comm(b, "edp", n / each * size, key);
+    out->dp = out->copies = 0;
+    out->pp = out->tied = -1;
+    out->ep_pp = out->ep;
+    if (n > each) make_stage_comms(b, sc, out, key);
     free(key);
 }
 
 static struct moe_ref param(struct moe_builder *b, const struct model *m, const char *name, int extent,
-                            struct moe_param like)
+                            enum moe_where where, struct moe_param like)
 {
-    return moe_ref(
-        moe_new_param(b, name, m->layer.type, like.per_layer ? m->layer.n_layers : 1, extent, like));
+    int buffer = moe_new_param(b, name, m->layer.type, like.per_layer ? m->layer.n_layers : 1, extent, like);
+    b->s->buffers[buffer].where = b->s->buffers[b->s->buffers[buffer].grad].where = where;
+    return moe_ref(buffer);
 }
 
 /* Initial values keep rows at a norm of about sqrt(H) behind each norm; the outputs of a layer start small.
@@ -58,7 +89,7 @@ static void make_params(struct moe_builder *b, struct model *m, const struct moe
     const struct moe_scenario *sc = m->sc;
     double by_hidden = 1 / sqrt((double)sc->hidden), depth = 1 / sqrt(2.0 * (double)sc->layers);
     int HH = moe_mul(b, y->H, y->H), e = moe_const(b, sc->experts / sc->expert_parallel);
-    int mean = moe_mul(b, groups->tokens, moe_const(b, moe_group_size(&b->s->comms[groups->dp], 0)));
+    int dp = moe_group_size(&b->s->comms[groups->dp], 0), mean = moe_mul(b, groups->tokens, moe_const(b, dp));
     struct moe_param shared = {.replicas = groups->dp,
                                .shard = -1,
                                .divisor = sc->loss == MOE_PER_TOKEN ? groups->world_tokens : mean,
@@ -69,22 +100,23 @@ static void make_params(struct moe_builder *b, struct model *m, const struct moe
     layer.per_layer = expert.per_layer = true;
     expert.replicas = groups->edp;
     expert.shard = groups->ep;
-    m->emb = param(b, m, "embedding", moe_mul(b, m->V, y->H), shared);
-    m->last_gain = param(b, m, "last_gain", y->H, gain);
+    shared.replicas = groups->copies;
+    m->emb = param(b, m, "embedding", moe_mul(b, m->V, y->H), MOE_WHERE_ENDS, shared);
+    m->last_gain = param(b, m, "last_gain", y->H, MOE_WHERE_LAST, gain);
     gain.per_layer = true;
     if (sc->heads) {
-        m->gain = param(b, m, "attention_gain", y->H, gain);
-        m->wqkv = param(b, m, "wqkv", moe_mul(b, moe_const(b, 3), HH), layer);
+        m->gain = param(b, m, "attention_gain", y->H, MOE_WHERE_ALL, gain);
+        m->wqkv = param(b, m, "wqkv", moe_mul(b, moe_const(b, 3), HH), MOE_WHERE_ALL, layer);
         layer.init_std = by_hidden * depth;
-        m->wo = param(b, m, "wo", HH, layer);
+        m->wo = param(b, m, "wo", HH, MOE_WHERE_ALL, layer);
         layer.init_std = by_hidden;
     }
-    m->moe_gain = param(b, m, "moe_gain", y->H, gain);
-    m->router = param(b, m, "router", moe_mul(b, y->H, y->E), layer);
+    m->moe_gain = param(b, m, "moe_gain", y->H, MOE_WHERE_ALL, gain);
+    m->router = param(b, m, "router", moe_mul(b, y->H, y->E), MOE_WHERE_ALL, layer);
     int HF = moe_mul(b, y->H, y->F);
-    y->w1 = param(b, m, "w1", moe_mul(b, e, moe_mul(b, moe_const(b, 2), HF)), expert);
+    y->w1 = param(b, m, "w1", moe_mul(b, e, moe_mul(b, moe_const(b, 2), HF)), MOE_WHERE_ALL, expert);
     expert.init_std = depth / sqrt((double)sc->ffn);
-    y->w2 = param(b, m, "w2", moe_mul(b, e, HF), expert);
+    y->w2 = param(b, m, "w2", moe_mul(b, e, HF), MOE_WHERE_ALL, expert);
 }
 
 static struct moe_ref buffer(struct moe_builder *b, const char *name, enum moe_buffer_role role,
@@ -123,6 +155,7 @@ static void make_buffers(struct moe_builder *b, struct model *m)
     m->token = buffer(b, "token", MOE_BUF_INPUT, MOE_I32, 1, y->T);
     m->target = buffer(b, "target", MOE_BUF_INPUT, MOE_I32, 1, y->T);
     m->loss = buffer(b, "loss", MOE_BUF_OUTPUT, y->type, 1, m->one);
+    b->s->buffers[m->loss.buffer].where = MOE_WHERE_LAST;
     m->stream = buffer(b, "stream", MOE_BUF_ACTIVATION, y->type, y->n_layers + 1, TH);
     m->normed = buffer(b, "normed", MOE_BUF_ACTIVATION, y->type, 1, TH);
     m->prediction = buffer(b, "prediction", MOE_BUF_ACTIVATION, y->type, 1, moe_mul(b, y->T, m->V));
@@ -288,7 +321,7 @@ static void lower_attention(struct moe_builder *b, const struct model *m)
 }
 
 /* Choice i of a token costs the square of how popular expert i is with all ranks (founding_cases.md A.0b 7).
- * The loss is summed over tokens like the cross entropy, so it is multiplied by the tokens of the world here.
+ * The loss is summed over tokens like the cross entropy, so it is multiplied by the tokens of all ranks here.
  */
 static void lower_aux_loss(struct moe_builder *b, const struct model *m)
 {
@@ -297,6 +330,7 @@ static void lower_aux_loss(struct moe_builder *b, const struct model *m)
     moe_emit(b, (struct moe_op){.name = "sum_counts",
                                 .kind = MOE_COLLECTIVE,
                                 .collective = MOE_ALLREDUCE,
+                                .comm = m->dp,
                                 .type = MOE_I64,
                                 .stream = MOE_STREAM_COMM,
                                 .send = y->E,
@@ -307,7 +341,7 @@ static void lower_aux_loss(struct moe_builder *b, const struct model *m)
                                 .kernel = MOE_K_AUX_LOSS,
                                 .type = y->type,
                                 .needs_grad = 1,
-                                .divisor = m->all_tokens,
+                                .divisor = m->dp_tokens,
                                 .factor = m->sc->aux_loss * (double)m->sc->experts / (double)m->sc->top_k,
                                 MOE_READS(y->prob, all),
                                 MOE_WRITES(m->aux),
@@ -331,8 +365,9 @@ static void lower_layer(struct moe_builder *b, struct model *m)
                                 MOE_WRITES(y->prob, y->expert, y->slot, y->counts),
                                 MOE_SIZES(y->T, y->E, y->K)});
     if (m->sc->aux_loss > 0) lower_aux_loss(b, m);
-    m->rule->limit(b, y, &capacity);
-    m->dispatcher->forward(b, y);
+    struct moe_layer left = *y; /* what the rule lets leave; the next stage starts anew */
+    m->rule->limit(b, &left, &capacity);
+    m->dispatcher->forward(b, &left);
     emit_add(b, m, "moe_residual", m->attended, y->y, moe_next(m->stream));
 }
 
@@ -359,39 +394,76 @@ static void lower_head(struct moe_builder *b, const struct model *m)
                                 MOE_SIZES(y->T, m->V)});
 }
 
-static void lower_step(struct moe_builder *b, struct model *m, struct moe_lower_sync *sync)
+/* Blocks of a stage. What may be written by the other stream comes before what reads it, so that waits
+ * follow. */
+static void lower_stage(struct moe_builder *b, struct model *m, struct moe_lower_pipe *pipe,
+                        struct moe_lower_sync *sync)
 {
     const struct moe_layer *y = &m->layer;
-    int n = y->n_layers;
-    int embed = moe_new_block(b, "embedding", MOE_FORWARD, false);
-    moe_emit(b, (struct moe_op){.name = "embed",
-                                .kernel = MOE_K_EMBED,
-                                .type = y->type,
-                                .needs_grad = 2,
-                                MOE_READS(m->token, m->emb),
-                                MOE_WRITES(m->stream),
-                                MOE_SIZES(y->T, y->H, m->V)});
-    int layer = moe_new_block(b, "layer", MOE_FORWARD, true);
-    lower_layer(b, m);
-    int head = moe_new_block(b, "head", MOE_FORWARD, false);
-    lower_head(b, m);
-    int d_head = moe_new_block(b, "head", MOE_BACKWARD, false);
-    moe_emit_backward(b, head);
-    int d_layer = moe_new_block(b, "layer", MOE_BACKWARD, true);
-    moe_emit_backward(b, layer);
-    int early = m->sc->overlap_grad_reduce ? moe_lower_sync_early(b, sync) : -1;
-    int d_embed = moe_new_block(b, "embedding", MOE_BACKWARD, false);
-    moe_emit_backward(b, embed);
-    moe_run_block(b, embed, 0);
-    for (int l = 0; l < n; l++) moe_run_block(b, layer, l);
-    moe_run_block(b, head, n); /* its stream is the slot after the last layer's input */
-    moe_run_block(b, d_head, n);
-    for (int l = n - 1; l >= 0; l--) {
-        moe_run_block(b, d_layer, l);
-        if (early >= 0) moe_run_block(b, early, l);
+    moe_lower_pipe_clear(b, pipe);
+    moe_lower_pipe_before(b, pipe);
+    if (pipe->stage == 0) {
+        pipe->embed = moe_new_block(b, "embedding", MOE_FORWARD, false);
+        moe_emit(b, (struct moe_op){.name = "embed",
+                                    .kernel = MOE_K_EMBED,
+                                    .type = y->type,
+                                    .needs_grad = 2,
+                                    MOE_READS(m->token, m->emb),
+                                    MOE_WRITES(m->stream),
+                                    MOE_SIZES(y->T, y->H, m->V)});
     }
-    moe_run_block(b, d_embed, 0);
+    pipe->layer = moe_new_block(b, "layer", MOE_FORWARD, true);
+    lower_layer(b, m);
+    if (pipe->stage == pipe->n_stages - 1) {
+        pipe->head = moe_new_block(b, "head", MOE_FORWARD, false);
+        lower_head(b, m);
+    }
+    moe_lower_pipe_between(b, pipe);
+    if (pipe->stage == pipe->n_stages - 1) {
+        pipe->d_head = moe_new_block(b, "head", MOE_BACKWARD, false);
+        moe_emit_backward(b, pipe->head);
+    }
+    pipe->d_layer = moe_new_block(b, "layer", MOE_BACKWARD, true);
+    moe_emit_backward(b, pipe->layer);
+    pipe->early = m->sc->overlap_grad_reduce ? moe_lower_sync_early(b, sync) : -1;
+    if (pipe->stage == 0) {
+        pipe->d_embed = moe_new_block(b, "embedding", MOE_BACKWARD, false);
+        moe_emit_backward(b, pipe->embed);
+    }
+    moe_lower_pipe_after(b, pipe);
+    moe_lower_pipe_run(b, pipe, m->sc->pipeline);
     moe_lower_sync(b, sync);
+}
+
+/* Stages differ where the ends do, and in their layers: each is a role. */
+static void lower_stages(struct moe_builder *b, struct model *m, struct moe_lower_sync *sync)
+{
+    const struct moe_scenario *sc = m->sc;
+    int n = (int)sc->pipeline_parallel, each = (int)sc->layers / n;
+    struct moe_lower_pipe pipe;
+    moe_lower_pipe_open(b, m->stream, moe_mul(b, m->layer.T, m->layer.H), n, &pipe);
+    for (pipe.stage = 0; pipe.stage < n; pipe.stage++) {
+        if (pipe.stage) moe_new_role(b);
+        b->s->roles[b->role].first_layer = pipe.stage * each;
+        b->s->roles[b->role].end_layer = (pipe.stage + 1) * each;
+        lower_stage(b, m, &pipe, sync);
+    }
+    for (int r = 0; r < b->s->n_ranks; r++) b->s->role_of[r] = r / (b->s->n_ranks / n);
+}
+
+/* Tokens; every stage sees those of the first. */
+static void make_sizes(struct moe_builder *b, struct model *m, struct moe_groups *groups)
+{
+    struct moe_symbol local = {.scope = MOE_SCOPE_RANK, .comm = -1}, global = local;
+    int micro = moe_const(b, m->sc->micro_batches);
+    global.scope = MOE_SCOPE_GLOBAL;
+    m->layer.T = moe_sym(b, moe_new_symbol(b, "tokens", -1, false, local));
+    m->dp_tokens = moe_sym(b, moe_new_symbol(b, "tokens_of_world", -1, false, global));
+    if (m->sc->pipeline_parallel > 1)
+        m->dp_tokens = moe_ceil(b, m->dp_tokens, moe_const(b, m->sc->pipeline_parallel), 1);
+    groups->tokens = b->s->n_micro > 1 ? moe_mul(b, m->layer.T, micro) : m->layer.T;
+    groups->world_tokens = b->s->n_micro > 1 ? moe_mul(b, m->dp_tokens, micro) : m->dp_tokens;
+    m->dp = groups->dp;
 }
 
 static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
@@ -406,16 +478,12 @@ static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dis
     b.s->n_layers = y->n_layers = (int)sc->layers;
     b.s->n_experts = y->n_experts = (int)sc->experts;
     b.s->top_k = (int)sc->top_k;
+    b.s->n_micro = (int)sc->micro_batches;
     y->ep_size = (int)sc->expert_parallel;
     y->type = (enum moe_type)sc->dtype;
     make_comms(&b, sc, &groups);
     y->ep_comm = groups.ep;
-    struct moe_symbol local = {.scope = MOE_SCOPE_RANK, .comm = -1}, global = local;
-    global.scope = MOE_SCOPE_GLOBAL;
-    y->T = moe_sym(&b, moe_new_symbol(&b, "tokens", -1, false, local));
-    groups.tokens = y->T;
-    m.all_tokens = groups.world_tokens =
-        moe_sym(&b, moe_new_symbol(&b, "tokens_of_world", -1, false, global));
+    make_sizes(&b, &m, &groups);
     y->H = moe_const(&b, sc->hidden);
     y->F = moe_const(&b, sc->ffn);
     y->K = moe_const(&b, sc->top_k);
@@ -427,7 +495,7 @@ static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dis
     if (sc->aux_loss > 0) m.aux = buffer(&b, "aux_loss", MOE_BUF_OUTPUT, y->type, y->n_layers, m.one);
     int err = moe_lower_sync_open(&b, sc, &groups, &sync);
     if (err >= 0) {
-        lower_step(&b, &m, &sync);
+        lower_stages(&b, &m, &sync);
         moe_sync_free(&sync.order);
     }
     *out = moe_builder_close(&b);

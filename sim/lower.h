@@ -75,8 +75,9 @@ void moe_lower_move(struct moe_builder *b, const struct moe_layer *m, const char
 
 /* Communicators, and sizes, by the names of sync.h. */
 struct moe_groups {
-    int dp, ep, edp;          /* communicators */
-    int tokens, world_tokens; /* expressions */
+    int dp, ep, edp, pp, tied, ep_pp; /* communicators; -1: each rank is alone */
+    int copies;               /* communicator: ranks that hold the embedding; dp where there is one stage */
+    int tokens, world_tokens; /* expressions; of all micro-batches of a step */
 };
 
 /* lower_sync.c: from gradients to updates. */
@@ -94,8 +95,34 @@ int moe_lower_sync_open(struct moe_builder *b, const struct moe_scenario *sc, co
 /* A block with the steps up to the last sum before any norm, for the parameters of a layer: to be run when
  * its backward pass is over. -1: there is no sum. */
 int moe_lower_sync_early(struct moe_builder *b, struct moe_lower_sync *sync);
+/* Does the stage that is being written hold the parameter? */
+bool moe_lower_is_held(const struct moe_builder *b, const struct moe_param *p);
 /* Blocks of all other steps, and their runs. */
 void moe_lower_sync(struct moe_builder *b, struct moe_lower_sync *sync);
+
+/* lower_pipe.c: the stages of a pipeline pass activations of a micro-batch on, and their gradients back, and
+ * take turns in an order: gpipe, all forward passes, then all backward passes; 1f1b, as many forward passes
+ * as there are stages behind, then one backward for each forward pass, the transfers of both in one
+ * (Narayanan et al. 2021, section 2.2). With one stage, the micro-batches one after the other. */
+struct moe_lower_pipe {
+    int n_stages, stage;
+    int embed, layer, head, d_head, d_layer, d_embed, early; /* blocks of the stage; -1: it has none */
+    int clear[2];                                            /* of the gradients of layers, and others */
+    /* Transfers: forward, backward, and both at once, to (or from) the next stage and the one before. */
+    int next[3], previous[3];
+    struct moe_ref stream, nothing; /* input of each layer, and of the head; no element */
+    int n, comm[2];                 /* elements; even and odd neighbours */
+};
+/* stream: one slot a layer, and one; n: its elements (expression). */
+void moe_lower_pipe_open(struct moe_builder *b, struct moe_ref stream, int n, int n_stages,
+                         struct moe_lower_pipe *out);
+/* Blocks that go before the forward, between the passes, and behind the backward pass. */
+void moe_lower_pipe_clear(struct moe_builder *b, struct moe_lower_pipe *pipe);
+void moe_lower_pipe_before(struct moe_builder *b, struct moe_lower_pipe *pipe);
+void moe_lower_pipe_between(struct moe_builder *b, struct moe_lower_pipe *pipe);
+void moe_lower_pipe_after(struct moe_builder *b, struct moe_lower_pipe *pipe);
+/* Appends the runs of a step's forward and backward passes. order: enum moe_pipeline. */
+void moe_lower_pipe_run(struct moe_builder *b, const struct moe_lower_pipe *pipe, int order);
 
 /* Errors: MOE_EINPUT for an unknown dispatcher or capacity rule, with the nearest known one, and for a pair
  * of them that does not go together. */

@@ -27,7 +27,7 @@ static void emit_for(struct moe_builder *b, const struct moe_param *p, const cha
 
 static bool is_shared(const struct moe_schedule *s, int comm)
 {
-    return s->comms[comm].n_groups < s->n_ranks;
+    return comm >= 0 && s->comms[comm].n_groups < s->n_ranks;
 }
 
 static bool is_of(const struct moe_sync_step *step, const struct moe_param *p)
@@ -41,14 +41,18 @@ static int comm_of(const struct moe_lower_sync *sync, int group)
     const int comms[MOE_GROUP_COUNT] = {[MOE_GROUP_WORLD] = 0,
                                         [MOE_GROUP_DP] = sync->groups.dp,
                                         [MOE_GROUP_EP] = sync->groups.ep,
-                                        [MOE_GROUP_EDP] = sync->groups.edp};
+                                        [MOE_GROUP_EDP] = sync->groups.edp,
+                                        [MOE_GROUP_PP] = sync->groups.pp,
+                                        [MOE_GROUP_TIED] = sync->groups.tied,
+                                        [MOE_GROUP_EP_PP] = sync->groups.ep_pp};
     return comms[group];
 }
 
 /* Ranks of a group; its groups are alike. */
 static int size_of(const struct moe_builder *b, const struct moe_lower_sync *sync, int group)
 {
-    return moe_group_size(&b->s->comms[comm_of(sync, group)], 0);
+    int comm = comm_of(sync, group);
+    return comm < 0 ? 1 : moe_group_size(&b->s->comms[comm], 0);
 }
 
 static int product(struct moe_builder *b, const struct moe_lower_sync *sync, int n,
@@ -89,8 +93,23 @@ static void emit_scale(struct moe_builder *b, const struct moe_param *p, int div
             .kernel = MOE_K_SCALE, .divisor = divisor, .times = times, MOE_READS(grad), MOE_WRITES(grad)});
 }
 
+bool moe_lower_is_held(const struct moe_builder *b, const struct moe_param *p)
+{
+    const struct moe_role *role = &b->s->roles[b->role];
+    enum moe_where where = b->s->buffers[p->buffer].where;
+    bool first = role->first_layer == 0, last = role->end_layer == b->s->n_layers;
+    return where == MOE_WHERE_ALL || (where != MOE_WHERE_LAST && first) || (where != MOE_WHERE_FIRST && last);
+}
+
+/* The embedding counts where tokens enter. */
+static bool is_second_copy(const struct moe_builder *b, const struct moe_param *p)
+{
+    return b->s->buffers[p->buffer].where == MOE_WHERE_ENDS && b->s->roles[b->role].first_layer > 0;
+}
+
 static void emit_norm(struct moe_builder *b, const struct moe_lower_sync *sync, const struct moe_param *p)
 {
+    if (is_second_copy(b, p)) return;
     struct moe_ref norm = moe_ref(p->shard < 0 ? sync->shared_norm : sync->expert_norm);
     norm.accumulate = true;
     emit_for(b, p, "norm",
@@ -119,6 +138,7 @@ static void emit_update(struct moe_builder *b, const struct moe_lower_sync *sync
         for (int i = 0; i < 2; i++) {
             snprintf(name, sizeof name, "%c_%s", "mv"[i], p -> name);
             state[i] = moe_ref(moe_new_buffer(b, name, MOE_BUF_STATE, like.type, like.slots, like.extent));
+            b->s->buffers[state[i].buffer].where = like.where;
             op.reads[op.n_reads++] = state[i];
             op.writes[op.n_writes++] = state[i];
         }
@@ -163,7 +183,8 @@ static int lower_steps(struct moe_builder *b, const struct moe_lower_sync *sync,
         moe_new_block(b, of_layers ? "layer" : "embedding", pass[sync->order.step[from].act], of_layers);
     for (int i = 0; i < b->s->n_params; i++) {
         struct moe_param p = b->s->params[i]; /* a copy: updates add buffers */
-        for (int step = from; step < to && p.per_layer == of_layers && p.buffer >= 0; step++)
+        for (int step = from;
+             step < to && p.per_layer == of_layers && p.buffer >= 0 && moe_lower_is_held(b, &p); step++)
             emit_step(b, sync, &sync->order.step[step], &p);
     }
     return block;
@@ -175,7 +196,9 @@ static void lower_pass(struct moe_builder *b, const struct moe_lower_sync *sync,
     int early = sync->n_early > from ? sync->n_early : from;
     if (early < to) {
         int block = lower_steps(b, sync, early, to, true);
-        for (int layer = b->s->n_layers - 1; layer >= 0; layer--) moe_run_block(b, block, layer);
+        const struct moe_role role = b->s->roles[b->role];
+        for (int layer = role.end_layer - 1; layer >= role.first_layer; layer--)
+            moe_run_block(b, block, layer);
     }
     moe_run_block(b, lower_steps(b, sync, from, to, false), 0);
 }
@@ -184,11 +207,12 @@ static void lower_pass(struct moe_builder *b, const struct moe_lower_sync *sync,
 static void make_norms(struct moe_builder *b, struct moe_lower_sync *sync)
 {
     if (sync->shared_norm) return;
-    int *key = moe_alloc((size_t)b->s->n_ranks, sizeof *key);
+    int *key = moe_alloc((size_t)b->s->n_ranks, sizeof *key), pp = sync->groups.pp;
     for (int r = 0; r < b->s->n_ranks; r++) key[r] = r;
-    sync->shared_norm = moe_new_norm(b, "shared_norm", moe_new_comm(b, "alone", b->s->n_ranks, key));
+    if (pp < 0) pp = moe_new_comm(b, "alone", b->s->n_ranks, key);
     free(key);
-    sync->expert_norm = moe_new_norm(b, "expert_norm", sync->groups.ep);
+    sync->shared_norm = moe_new_norm(b, "shared_norm", pp);
+    sync->expert_norm = moe_new_norm(b, "expert_norm", sync->groups.ep_pp);
 }
 
 static void emit_zero(struct moe_builder *b, const struct moe_lower_sync *sync, const char *name, int norm)

@@ -220,7 +220,9 @@ void moe_routing_peers(const struct moe_routing *r, int layer, int rank, int P, 
 /* ---- load ---- */
 
 /* Adds the routing of one (layer, rank) to the counts. */
-static int load_one(struct moe_store *store, int64_t step, int layer, int rank, struct moe_routing *r)
+/* stages: a rank of a pipeline has no tokens in layers of others. */
+static int load_one(struct moe_store *store, int64_t step, int layer, int rank, bool stages,
+                    struct moe_routing *r)
 {
     int64_t n_tokens = 0;
     int top_k = 0, err = MOE_OK;
@@ -229,8 +231,8 @@ static int load_one(struct moe_store *store, int64_t step, int layer, int rank, 
     if (!ids)
         return moe_fail(MOE_EINPUT, "step %lld of the trace has no routing for layer %d, rank %d",
                         (long long)step, layer, rank);
-    if (layer == 0) r->tokens[rank] = n_tokens;
-    if (top_k != r->top_k || n_tokens != r->tokens[rank])
+    if (layer == 0 || (stages && !r->tokens[rank])) r->tokens[rank] = n_tokens;
+    if (top_k != r->top_k || (n_tokens != r->tokens[rank] && (n_tokens || !stages)))
         err = moe_fail(
             MOE_EINPUT,
             "step %lld of the trace, layer %d, rank %d: %lld tokens to %d experts, expected %lld to %d",
@@ -269,11 +271,15 @@ int moe_routing_load(struct moe_store *store, int64_t step, struct moe_routing *
         (int64_t)info.n_layers * info.n_ranks > info.n_routing)
         return moe_fail(MOE_EINPUT, "the trace has %lld routings and says layers %d, experts %d, top_k %d",
                         (long long)info.n_routing, info.n_layers, info.n_experts, info.top_k);
+    char *stages = NULL;
+    MOE_TRY(moe_store_get(store, "stages", &stages));
+    bool several = stages && strcmp(stages, "1") != 0;
+    free(stages);
     struct moe_routing *r = moe_routing_new(info.n_layers, info.n_ranks, info.n_experts, info.top_k);
     int err = MOE_OK;
     for (int l = 0; l < r->n_layers && err == MOE_OK; l++)
         for (int rank = 0; rank < r->n_ranks && err == MOE_OK; rank++)
-            err = load_one(store, step, l, rank, r);
+            err = load_one(store, step, l, rank, several, r);
     if (err < 0) {
         moe_routing_free(r);
         return err;

@@ -22,6 +22,7 @@ const char *const moe_rank_order_text[] = {"consecutive", "strided", NULL};
 #define FIELD(member) offsetof(struct draft, member)
 static const char *const dtypes[] = {"float32", "float64", "bfloat16", NULL};
 static const char *const optimizers[] = {"adamw", "sgd", NULL};
+static const char *const pipelines[] = {"1f1b", "gpipe", NULL};
 static const char *const losses[] = {"per_token", "mean_of_ranks", NULL};
 static const char *const drops[] = {"probs", "position", NULL};
 static const char *const booleans[] = {"false", "true", NULL};
@@ -62,6 +63,9 @@ static const struct moe_key capacity_keys[] = {
 static const struct moe_key layout_keys[] = {
     {"ranks", MOE_KEY_INT, FIELD(sc.ranks), .required = true, .min = 1, .max = 16384},
     {"expert_parallel", MOE_KEY_INT, FIELD(sc.expert_parallel), .min = 1, .max = 16384},
+    {"pipeline_parallel", MOE_KEY_INT, FIELD(sc.pipeline_parallel), .min = 1, .max = 1024},
+    {"micro_batches", MOE_KEY_INT, FIELD(sc.micro_batches), .min = 1, .max = 4096},
+    {"pipeline", MOE_KEY_CHOICE, FIELD(sc.pipeline), .choices = pipelines},
     {"rank_order", MOE_KEY_CHOICE, FIELD(sc.rank_order), .choices = moe_rank_order_text},
 };
 static const struct moe_key routing_keys[] = {
@@ -88,13 +92,36 @@ static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
             return moe_fail(MOE_EINPUT, "%s:%d: tokens_per_rank: loss mean_of_ranks has no mean of 0 tokens",
                             value->file, value->line);
         sc->tokens[r] = tokens;
+        int64_t before = r - sc->ranks / sc->pipeline_parallel;
+        if (before >= 0 && sc->tokens[before] != tokens)
+            return moe_fail(
+                MOE_EINPUT,
+                "%s:%d: tokens_per_rank: rank %d has %lld where rank %lld of the stage before it in "
+                "its pipeline has %lld",
+                value->file, value->line, r, tokens, (long long)before, (long long)sc->tokens[before]);
     }
     return MOE_OK;
 }
 
+int64_t moe_scenario_tokens(const struct moe_scenario *sc)
+{
+    int64_t sum = 0;
+    for (int64_t r = 0; r < sc->ranks / sc->pipeline_parallel; r++) sum += sc->tokens[r];
+    return sum * sc->micro_batches;
+}
+
 int moe_scenario_check_layout(const struct moe_scenario *sc)
 {
-    long long ep = sc->expert_parallel;
+    long long ep = sc->expert_parallel, pp = sc->pipeline_parallel;
+    if (sc->ranks % pp)
+        return moe_fail(MOE_EINPUT, "pipeline_parallel %lld does not divide ranks %lld", pp,
+                        (long long)sc->ranks);
+    if (sc->layers % pp)
+        return moe_fail(MOE_EINPUT, "pipeline_parallel %lld does not divide layers %lld", pp,
+                        (long long)sc->layers);
+    if (sc->ranks / pp % ep && pp > 1)
+        return moe_fail(MOE_EINPUT, "expert_parallel %lld does not divide the %lld ranks of a stage", ep,
+                        (long long)sc->ranks / pp);
     if (sc->ranks % ep)
         return moe_fail(MOE_EINPUT, "expert_parallel %lld does not divide ranks %lld", ep,
                         (long long)sc->ranks);
@@ -142,6 +169,7 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     moe_copy_name(sc->capacity.rule, "dropless");
     sc->capacity.factor = 1;
     sc->sequence = 64;
+    sc->pipeline_parallel = sc->micro_batches = 1;
     sc->learning_rate = 0.003;
     sc->clip_norm = 1;
     sc->aux_loss = 0.01;
@@ -151,7 +179,9 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     if (d->node.routing) MOE_TRY(moe_yaml_read(d->node.routing, routing_keys, COUNT(routing_keys), d));
     if (d->node.capacity) MOE_TRY(moe_yaml_read(d->node.capacity, capacity_keys, COUNT(capacity_keys), d));
     if (d->node.sync) MOE_TRY(moe_sync_read(d->node.sync, &sc->sync));
-    if (!sc->expert_parallel) sc->expert_parallel = sc->ranks;
+    if (!sc->expert_parallel && sc->ranks % sc->pipeline_parallel == 0)
+        sc->expert_parallel = sc->ranks / sc->pipeline_parallel;
+    if (!sc->expert_parallel) sc->expert_parallel = 1;
     MOE_TRY(at(d->node.layout, moe_scenario_check_layout(sc)));
     MOE_TRY(check_model(d->node.model, sc));
     return read_tokens(d->node.tokens, sc);

@@ -2,8 +2,9 @@
  *
  *   model:            {layers: 2, hidden: 64, ffn: 128, experts: 8, top_k: 2, heads: 4, sequence: 64}
  *                                   # or {preset: mixtral_8x7b, layers: 4}: keys beside it replace its own
- *   layout:           {ranks: 4, expert_parallel: 4, rank_order: consecutive}   # or strided
- *   tokens_per_rank:  256             # or a list with one number per rank
+ *   layout:           {ranks: 4, expert_parallel: 4, rank_order: consecutive,   # or strided
+ *                      pipeline_parallel: 1, micro_batches: 1, pipeline: 1f1b}   # or gpipe
+ *   tokens_per_rank:  256             # of a micro-batch; or a list with one number per rank
  *   dispatcher:       alltoall        # or allgather, deepep
  *   capacity:         {rule: megatron, factor: 1.25, drop: probs, pad: false}   # default: rule dropless
  *   dtype:            float32         # or float64, bfloat16 (not for capture)
@@ -21,8 +22,10 @@
  * attention out. Presets (presets.c, which says what of them our model cannot express): mixtral_8x7b,
  * deepseek_v3, qwen3_moe_235b, olmoe_1b_7b, switch_base_128. layout.rank_order: the ranks that split the
  * experts are neighbours (consecutive), or as far from each other as can be (strided), so that the copies of
- * an expert are neighbours. capacity.drop: probs keeps the most probable rows, position the first.
- * capacity.group_tokens: the tokens that share a capacity, when not all of a rank do. */
+ * an expert are neighbours. layout.pipeline_parallel: stages, each of as many layers and of consecutive
+ * ranks; the first holds the embedding, the last its copy for the output head. capacity.drop: probs keeps the
+ * most probable rows, position the first. capacity.group_tokens: the tokens that share a capacity, when not
+ * all of a rank do. */
 #ifndef MOE_SCENARIO_H
 #define MOE_SCENARIO_H
 
@@ -41,12 +44,14 @@ struct moe_capacity {
 enum moe_optimizer { MOE_ADAMW, MOE_SGD };
 enum moe_loss { MOE_PER_TOKEN, MOE_MEAN_OF_RANKS };
 enum moe_rank_order { MOE_CONSECUTIVE, MOE_STRIDED, MOE_RANK_ORDER_COUNT };
+enum moe_pipeline { MOE_1F1B, MOE_GPIPE };
 extern const char *const moe_rank_order_text[]; /* ends with NULL */
 
 struct moe_scenario {
     char name[2 * MOE_NAME]; /* file name, for messages and tables */
     int64_t layers, hidden, ffn, experts, top_k, heads, sequence;
-    int64_t ranks, expert_parallel;
+    int64_t ranks, expert_parallel, pipeline_parallel, micro_batches;
+    int pipeline;    /* enum moe_pipeline */
     int rank_order;  /* enum moe_rank_order */
     int64_t *tokens; /* [ranks] */
     char dispatcher[MOE_NAME], topology[MOE_NAME];
@@ -68,7 +73,11 @@ int moe_scenario_load(const char *path, struct moe_scenario **out);
 int moe_scenario_parse(const char *name, const char *text, struct moe_scenario **out);
 void moe_scenario_free(struct moe_scenario *sc);
 
-/* Does expert_parallel divide ranks and experts? Errors: MOE_EINPUT, without file and line. */
+/* Tokens of a step: those of all micro-batches of the ranks of a stage. */
+int64_t moe_scenario_tokens(const struct moe_scenario *sc);
+
+/* Does expert_parallel divide the ranks of a stage, and experts; and the stages ranks and layers? Errors:
+ * MOE_EINPUT, without file and line. */
 int moe_scenario_check_layout(const struct moe_scenario *sc);
 /* Sets the sizes of the model to those of a preset. Errors: MOE_EINPUT for an unknown name, with the nearest
  * one, without file and line. Source: presets.c. */

@@ -163,6 +163,7 @@ int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int
     switch (e->op) {
     case MOE_EXPR_CONST: return e->value;
     case MOE_EXPR_PLACE: return s->comms[e->a].index_of[rank];
+    case MOE_EXPR_OTHER: return index != s->comms[e->a].index_of[rank];
     case MOE_EXPR_SYM:
         return has_value(s, e->a, rank, index) ? env.value(env.ctx, e->a, rank, layer, index) : MOE_UNKNOWN;
     case MOE_EXPR_SUM:
@@ -187,10 +188,14 @@ int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int
 
 void moe_op_label(const struct moe_block *b, const struct moe_op *op, int layer, char out[2 * MOE_NAME])
 {
-    if (b->per_layer)
-        snprintf(out, 2 * MOE_NAME, "%.20s %d %s %s", b->name, layer, moe_pass_text[b->pass], op->name);
-    else
-        snprintf(out, 2 * MOE_NAME, "%.20s %s %s", b->name, moe_pass_text[b->pass], op->name);
+    char micro[32] = "", number[16] = "";
+    if (b->stride) {
+        snprintf(micro, sizeof micro, "micro-batch %d ", layer / b->stride);
+        layer %= b->stride;
+    }
+    if (b->per_layer) snprintf(number, sizeof number, " %d", layer);
+    snprintf(out, 2 * MOE_NAME, "%s%.20s%s %s %.40s", micro, b->name, number, moe_pass_text[b->pass],
+             op->name);
 }
 
 /* ---- the invariant ---- */
@@ -287,7 +292,8 @@ static bool is_expr(const struct moe_schedule *s, int i)
     const struct moe_expr *e = &s->exprs[i];
     switch (e->op) {
     case MOE_EXPR_CONST: return true;
-    case MOE_EXPR_PLACE: return in_range(e->a, s->n_comms);
+    case MOE_EXPR_PLACE:
+    case MOE_EXPR_OTHER: return in_range(e->a, s->n_comms);
     case MOE_EXPR_SYM:
     case MOE_EXPR_SUM: return in_range(e->a, s->n_symbols);
     default: return in_range((int)e->op, MOE_EXPR_OP_COUNT) && in_range(e->a, i) && in_range(e->b, i);
@@ -300,7 +306,8 @@ static bool names_earlier(const struct moe_schedule *s, int expr, int symbol)
     const struct moe_expr *e = &s->exprs[expr];
     switch (e->op) {
     case MOE_EXPR_CONST:
-    case MOE_EXPR_PLACE: return true;
+    case MOE_EXPR_PLACE:
+    case MOE_EXPR_OTHER: return true;
     case MOE_EXPR_SYM:
     case MOE_EXPR_SUM: return e->a < symbol;
     default: return names_earlier(s, e->a, symbol) && names_earlier(s, e->b, symbol);
@@ -321,7 +328,8 @@ static bool is_symbol(const struct moe_schedule *s, int i)
 static bool is_buffer(const struct moe_schedule *s, const struct moe_buffer *b)
 {
     return in_range((int)b->role, MOE_BUF_ROLE_COUNT) && in_range((int)b->type, MOE_TYPE_COUNT) &&
-           b->slots > 0 && in_range(b->extent, s->n_exprs) && b->grad >= -1 && b->grad < s->n_buffers;
+           b->slots > 0 && (!b->per_micro || b->slots % s->n_micro == 0) && in_range(b->extent, s->n_exprs) &&
+           b->grad >= -1 && b->grad < s->n_buffers;
 }
 
 static bool is_param(const struct moe_schedule *s, const struct moe_param *p)
@@ -337,6 +345,7 @@ static bool is_param(const struct moe_schedule *s, const struct moe_param *p)
 
 int moe_schedule_check(const struct moe_schedule *s)
 {
+    if (s->n_micro < 1) return moe_fail(MOE_EFAILED, "malformed schedule: micro-batches");
     for (int r = 0; r < s->n_ranks; r++)
         if (!in_range(s->role_of[r], s->n_roles))
             return moe_fail(MOE_EFAILED, "malformed schedule: role of rank %d", r);

@@ -2,10 +2,10 @@
  * read. Produced by a lowering (lower.h); its readers know neither the scenario nor each other.
  *
  * Ranks that issue the same list share a role. A role holds blocks (a layer's pass, written once) and an
- * itinerary (which block runs for which layer, in host order). Host order is primary: streams and
- * communicator order follow from it. Sizes are expressions over symbols; a symbol is a row or column sum of
- * an int64 buffer (token counts) that the host knows once a host sync has read that buffer. Sizes met: 4 to
- * 16,384 ranks, 1 to 20 roles, 7 blocks of up to 40 operations, 2 to 60 layers. */
+ * itinerary (which block runs for which layer of which micro-batch, in host order). Host order is primary:
+ * streams and communicator order follow from it. Sizes are expressions over symbols; a symbol is a row or
+ * column sum of an int64 buffer (token counts) that the host knows once a host sync has read that buffer.
+ * Sizes met: 4 to 16,384 ranks, 1 to 20 roles, 7 blocks of up to 40 operations, 2 to 60 layers. */
 #ifndef MOE_SCHEDULE_H
 #define MOE_SCHEDULE_H
 
@@ -81,6 +81,7 @@
 #define MOE_EXPR_OPS(X) \
         X(CONST)  /* value */ \
         X(PLACE)  /* the rank's place in its group of communicator a */ \
+        X(OTHER)  /* 1 at an index that is not the rank's own place in its group of communicator a, else 0 */ \
         X(SYM)    /* symbol a at the index under evaluation */ \
         X(SUM)    /* sum of symbol a over all its indices on the rank */ \
         X(ADD)    /* a + b */ \
@@ -152,12 +153,18 @@ struct moe_symbol {
     int expr;  /* expression, or 0 */
 };
 
-/* One slot when slots == 1; else one slot a layer (a reference adds its shift to the layer). */
+/* Which ranks hold a slot: those whose role has its layer; of a buffer that is of no layer, these. */
+enum moe_where { MOE_WHERE_ALL, MOE_WHERE_FIRST, MOE_WHERE_LAST, MOE_WHERE_ENDS }; /* stages of a pipeline */
+
+/* One slot, or one slot a layer (a reference adds its shift to the layer); per_micro: so many for each
+ * micro-batch, one after the other. */
 struct moe_buffer {
     char name[MOE_NAME];
     enum moe_buffer_role role;
     enum moe_type type;
     int slots;
+    bool per_micro;
+    enum moe_where where;
     int extent; /* expression: elements of a slot on a rank */
     int grad;   /* buffer that holds its gradient, or -1 */
 };
@@ -179,6 +186,7 @@ struct moe_param {
 struct moe_ref {
     int buffer;
     int shift;       /* slot = layer + shift, where the buffer has more than one slot */
+    int micro;       /* the slots of another micro-batch, so many away */
     bool accumulate; /* writes: adds to what is there instead of replacing it */
 };
 
@@ -225,24 +233,28 @@ struct moe_block {
     char name[MOE_NAME];
     enum moe_pass pass;
     bool per_layer; /* runs once a layer: the label names it */
+    int stride;     /* of micro-batches in the layer of instances: the label names them; 0: there is one */
     int n_ops, cap;
     struct moe_op *ops; /* host order */
 };
 
+/* layer: that of the model, plus (n_layers + 1) for each micro-batch before. The layer is 0 where the block
+ * is not part of one, n_layers behind the last. */
 struct moe_instance {
-    int block, layer; /* layer 0 where the block is not part of a layer */
+    int block, layer;
 };
 
 struct moe_role {
+    int first_layer, end_layer; /* layers that its ranks hold: of a stage, or all */
     int n_blocks, n_instances;
     struct moe_block *blocks;
     struct moe_instance *itinerary; /* one step, host order */
 };
 
 struct moe_schedule {
-    int n_ranks, n_layers, n_experts, top_k;
-    int64_t *tokens; /* [R] local tokens */
-    int *role_of;    /* [R] */
+    int n_ranks, n_layers, n_experts, top_k, n_micro; /* n_micro: micro-batches of a step */
+    int64_t *tokens;                                  /* [R] local tokens of a micro-batch */
+    int *role_of;                                     /* [R] */
     int n_roles, n_comms, n_symbols, n_exprs, n_buffers, n_params;
     struct moe_role *roles;
     struct moe_comm *comms; /* comms[0] is the world */
@@ -289,9 +301,43 @@ int64_t moe_symbol_reduce(const struct moe_schedule *s, int symbol, int rank, co
 /* Value i of a symbol that is known from the start (buffer < 0). */
 int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int index);
 
+/* Slots of a micro-batch, or all. */
+static inline int moe_slots_each(const struct moe_schedule *s, int buffer)
+{
+    const struct moe_buffer *b = &s->buffers[buffer];
+    return b->per_micro ? b->slots / s->n_micro : b->slots;
+}
 static inline int moe_slot(const struct moe_schedule *s, struct moe_ref ref, int layer)
 {
-    return s->buffers[ref.buffer].slots == 1 ? 0 : layer + ref.shift;
+    int each = moe_slots_each(s, ref.buffer), stride = s->n_layers + 1;
+    int micro = s->n_micro > 1 ? layer / stride : 0;
+    int slot = each == 1 ? 0 : layer - micro * stride + ref.shift;
+    return s->buffers[ref.buffer].per_micro ? (micro + ref.micro) * each + slot : slot;
+}
+/* The layer of an instance as a routing counts them: those of all micro-batches, one after the other. */
+static inline int moe_routed_layer(const struct moe_schedule *s, int layer)
+{
+    int micro = s->n_micro > 1 ? layer / (s->n_layers + 1) : 0;
+    return layer - micro;
+}
+/* Does the rank hold this slot of a parameter, its gradient, a state or an output? */
+static inline bool moe_holds(const struct moe_schedule *s, int buffer, int slot, int rank)
+{
+    const struct moe_role *role = &s->roles[s->role_of[rank]];
+    int each = moe_slots_each(s, buffer), layer = slot % each;
+    bool first = role->first_layer == 0, last = role->end_layer == s->n_layers;
+    if (each > 1) return layer >= role->first_layer && layer < role->end_layer;
+    switch (s->buffers[buffer].where) {
+    case MOE_WHERE_FIRST: return first;
+    case MOE_WHERE_LAST: return last;
+    case MOE_WHERE_ENDS: return first || last;
+    default: return true;
+    }
+}
+/* Is what the rank holds of a tensor at both ends of a pipeline the copy of the last stage? */
+static inline bool moe_is_copy(const struct moe_schedule *s, int buffer, int rank)
+{
+    return s->buffers[buffer].where == MOE_WHERE_ENDS && s->roles[s->role_of[rank]].first_layer > 0;
 }
 static inline int moe_group_size(const struct moe_comm *c, int group)
 {

@@ -27,7 +27,7 @@ static const struct moe_key keys[] = {
 
 static int read_factor(const struct moe_yaml *node, struct moe_factor *out)
 {
-    static const char *const names[] = {"world", "dp", "ep", "edp", "tokens", "world_tokens"};
+    static const char *const names[] = {"world", "dp", "ep", "edp", "pp", "ep_pp", "tokens", "world_tokens"};
     enum { N = sizeof names / sizeof *names };
     const char *text = node->kind == MOE_YAML_SCALAR ? node->text : "";
     char *end;
@@ -116,9 +116,10 @@ void moe_sync_default(bool mean_of_ranks, bool clips, struct moe_sync_order *out
     const struct moe_sync_step steps[] = {
         {.act = MOE_SYNC_SUM, .of = "shared", .over = MOE_GROUP_DP},
         {.act = MOE_SYNC_SUM, .of = "experts", .over = MOE_GROUP_EDP},
+        {.act = MOE_SYNC_SUM, .of = "embedding", .over = MOE_GROUP_TIED},
         {.act = MOE_SYNC_DIVIDE, .of = "all", .n_by = 1, .by = {by}},
-        {.act = MOE_SYNC_NORM, .of = "shared"},
-        {.act = MOE_SYNC_NORM, .of = "experts", .over = MOE_GROUP_EP},
+        {.act = MOE_SYNC_NORM, .of = "shared", .over = MOE_GROUP_PP},
+        {.act = MOE_SYNC_NORM, .of = "experts", .over = MOE_GROUP_EP_PP},
         {.act = MOE_SYNC_CLIP, .of = "all"},
         {.act = MOE_SYNC_UPDATE, .of = "all"},
     };

@@ -3,9 +3,10 @@
  *   gradient_sync:
  *     - {do: sum, of: shared, over: dp}
  *     - {do: sum, of: experts, over: edp}
+ *     - {do: sum, of: embedding, over: tied}
  *     - {do: divide, of: all, by: world_tokens}
- *     - {do: norm, of: shared}
- *     - {do: norm, of: experts, over: ep}
+ *     - {do: norm, of: shared, over: pp}
+ *     - {do: norm, of: experts, over: ep_pp}
  *     - {do: clip}
  *     - {do: update}
  *
@@ -16,14 +17,16 @@
  *         clip     by clip_norm and all norms
  *         update   the optimizer's step
  *   of    all, shared (what every rank of the group dp holds), experts, or a parameter by its name
- *   over  world, dp (ranks that hold the same shared parameters), ep (ranks that split the experts), edp
- *         (ranks that hold the same experts), none
+ *   over  world, dp (ranks of a stage, which hold the same shared parameters), ep (ranks that split its
+ *         experts), edp (ranks that hold the same experts), pp (the ranks of a pipeline, one of each stage),
+ *         tied (its first and last, which hold the embedding), ep_pp (all stages of ep), none
  *   by, times   a group: its size; tokens: those of the rank; world_tokens: of all ranks; or a number
  *
  * Steps are carried out in this order for each parameter; sums, averages and divisions that follow each other
- * go parameter by parameter, and so do updates and the squares of norms that follow each other. The example
- * is what a scenario without the key does when loss is per_token. With mean_of_ranks every rank's gradient is
- * divided by its own tokens before the first step, and the third line divides by dp. */
+ * go parameter by parameter, and so do updates and the squares of norms that follow each other. Of the two
+ * copies of the embedding in a pipeline the first is in the norm. The example is what a scenario without the
+ * key does when loss is per_token. With mean_of_ranks every rank's gradient is divided by its own tokens
+ * before the first step, and the third line divides by dp. */
 #ifndef MOE_SYNC_H
 #define MOE_SYNC_H
 
@@ -35,7 +38,8 @@ struct moe_yaml;
 #define MOE_SYNC_ACTS(X) \
         X(SUM, "sum") X(AVERAGE, "average") X(DIVIDE, "divide") \
         X(NORM, "norm") X(CLIP, "clip") X(UPDATE, "update")
-#define MOE_SYNC_GROUPS(X) X(NONE, "none") X(WORLD, "world") X(DP, "dp") X(EP, "ep") X(EDP, "edp")
+#define MOE_SYNC_GROUPS(X) X(NONE, "none") X(WORLD, "world") X(DP, "dp") X(EP, "ep") X(EDP, "edp") \
+        X(PP, "pp") X(TIED, "tied") X(EP_PP, "ep_pp")
 /* clang-format on */
 #define X(name, text) MOE_SYNC_##name,
 enum moe_sync_act { MOE_SYNC_ACTS(X) MOE_SYNC_ACT_COUNT };

@@ -77,6 +77,7 @@ static bool append(struct cell *to, const struct cell *from, int64_t offset, int
 
 static struct cell routed_counts(const struct moe_values *v, int rank, int layer)
 {
+    layer = moe_routed_layer(v->s, layer);
     moe_assert(v->r && layer < v->r->n_layers && rank < v->r->n_ranks);
     const int32_t *counts = moe_routing_counts(v->r, layer, rank);
     struct cell with = {.n = v->r->n_experts, .cap = v->r->n_experts};
@@ -89,6 +90,7 @@ static struct cell routed_counts(const struct moe_values *v, int rank, int layer
 static struct cell routed_peers(struct moe_values *v, const struct moe_op *op, int rank, int layer)
 {
     int P = (int)moe_eval(v->s, moe_values_device(v), op->dims[3], rank, layer, 0);
+    layer = moe_routed_layer(v->s, layer);
     moe_assert(v->r && layer < v->r->n_layers && rank < v->r->n_ranks);
     int32_t *peers = moe_alloc((size_t)P, sizeof *peers);
     moe_routing_peers(v->r, layer, rank, P, peers);
@@ -251,7 +253,7 @@ struct moe_env moe_values_device(struct moe_values *v)
 static void add_kept(struct moe_values *v, const struct moe_op *op, int rank, int layer,
                      struct moe_kept *kept)
 {
-    const int32_t *counts = moe_routing_counts(v->r, layer, rank);
+    const int32_t *counts = moe_routing_counts(v->r, moe_routed_layer(v->s, layer), rank);
     int64_t most = limit_of(v, op, rank, layer);
     for (int e = 0; e < v->r->n_experts; e++) {
         if (counts[e] > most) kept->dropped += counts[e] - most;
@@ -265,7 +267,7 @@ struct moe_kept moe_values_kept(const struct moe_schedule *s, const struct moe_r
     struct moe_kept kept = {0};
     for (int rank = 0; rank < s->n_ranks; rank++) {
         const struct moe_role *role = &s->roles[s->role_of[rank]];
-        kept.chosen += s->tokens[rank] * s->top_k * s->n_layers;
+        kept.chosen += s->tokens[rank] * s->top_k * (role->end_layer - role->first_layer) * s->n_micro;
         for (int i = 0; i < role->n_instances; i++) {
             const struct moe_block *block = &role->blocks[role->itinerary[i].block];
             for (int o = 0; o < block->n_ops; o++)

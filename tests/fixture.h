@@ -10,18 +10,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* 2 layers, hidden 8, ffn 6, 8 experts top-2, 2 heads, sequences of 4; `tokens` is a number or a YAML list;
- * more: extra YAML lines. */
-static inline struct moe_scenario *fixture_scenario(int ranks, int ep, const char *tokens, const char *more)
+/* Hidden 8, ffn 6, 8 experts top-2, 2 heads, sequences of 4; layout, more: extra YAML of the layout, or NULL,
+ * and extra lines; `tokens` is a number or a YAML list. */
+static inline struct moe_scenario *fixture_layout(int layers, int ranks, int ep, const char *layout,
+                                                  const char *tokens, const char *more)
 {
     char text[1024];
     snprintf(text, sizeof text,
-             "model: {layers: 2, hidden: 8, ffn: 6, experts: 8, top_k: 2, heads: 2, sequence: 4}\n"
-             "layout: {ranks: %d, expert_parallel: %d}\ntokens_per_rank: %s\n%s\n",
-             ranks, ep, tokens, more);
+             "model: {layers: %d, hidden: 8, ffn: 6, experts: 8, top_k: 2, heads: 2, sequence: 4}\n"
+             "layout: {ranks: %d, expert_parallel: %d%s%s}\ntokens_per_rank: %s\n%s\n",
+             layers, ranks, ep, layout ? ", " : "", layout ? layout : "", tokens, more);
     struct moe_scenario *sc = NULL;
     if (moe_scenario_parse("fixture.yaml", text, &sc) < 0) moe_bug(__FILE__, __LINE__, moe_error());
     return sc;
+}
+
+/* 2 layers, one stage. */
+static inline struct moe_scenario *fixture_scenario(int ranks, int ep, const char *tokens, const char *more)
+{
+    return fixture_layout(2, ranks, ep, NULL, tokens, more);
 }
 
 static inline struct moe_schedule *fixture_schedule(const struct moe_scenario *sc)
@@ -33,8 +40,8 @@ static inline struct moe_schedule *fixture_schedule(const struct moe_scenario *s
 
 static inline struct moe_routing *fixture_routing(const struct moe_scenario *sc)
 {
-    return moe_routing_generate((int)sc->layers, (int)sc->ranks, (int)sc->experts, (int)sc->top_k, sc->tokens,
-                                sc->skew, (uint64_t)sc->seed);
+    return moe_routing_generate((int)(sc->layers * sc->micro_batches), (int)sc->ranks, (int)sc->experts,
+                                (int)sc->top_k, sc->tokens, sc->skew, (uint64_t)sc->seed);
 }
 
 /* The operation called `name` of the block with this pass in a role; aborts when there is none. */

@@ -23,7 +23,7 @@ static int check_fits(const struct moe_input *in, const char *path)
 {
     const struct moe_schedule *s = in->schedule;
     const struct moe_routing *r = in->routing;
-    if (r->n_ranks != s->n_ranks || r->n_layers != s->n_layers || r->n_experts != s->n_experts ||
+    if (r->n_ranks != s->n_ranks || r->n_layers != s->n_layers * s->n_micro || r->n_experts != s->n_experts ||
         r->top_k != s->top_k)
         return moe_fail(MOE_EINPUT, "%s: its routing is not of %d ranks, %d layers, %d experts top-%d", path,
                         s->n_ranks, s->n_layers, s->n_experts, s->top_k);
@@ -73,11 +73,12 @@ int moe_input_load(const struct moe_args *args, struct moe_input *in)
         const struct moe_scenario *sc = in->scenario;
         if (args->step >= 0) return moe_fail(MOE_EUSAGE, "--step: %s is not a trace", args->input);
         MOE_TRY(moe_lower(sc, &in->schedule));
-        in->routing = moe_routing_generate((int)sc->layers, (int)sc->ranks, (int)sc->experts, (int)sc->top_k,
-                                           sc->tokens, sc->skew, (uint64_t)sc->seed);
+        in->routing =
+            moe_routing_generate((int)(sc->layers * sc->micro_batches), (int)sc->ranks, (int)sc->experts,
+                                 (int)sc->top_k, sc->tokens, sc->skew, (uint64_t)sc->seed);
     }
     in->topology = args->topology ? args->topology : in->scenario->topology;
-    for (int r = 0; r < in->schedule->n_ranks; r++) in->tokens += in->schedule->tokens[r];
+    in->tokens = moe_scenario_tokens(in->scenario);
     return MOE_OK;
 }
 

@@ -7,15 +7,27 @@
 
 #include <math.h>
 
-/* Ids of this rank's slice of one batch that does not depend on the number of ranks. */
+/* Tokens of the ranks of this one's stage: of all, or of those before it. */
+static inline int64_t parity_stage_tokens(const struct moe_schedule *s, int rank, int before)
+{
+    int64_t sum = 0;
+    for (int r = 0; r < before; r++)
+        if (s->roles[s->role_of[r]].first_layer == s->roles[s->role_of[rank]].first_layer)
+            sum += s->tokens[r];
+    return sum;
+}
+
+/* Ids of this rank's slice of one batch that does not depend on the number of ranks: micro-batch by
+ * micro-batch. */
 static inline void parity_tokens(const struct moe_schedule *s, int rank, int32_t *token, int32_t *target)
 {
-    int64_t at = 0;
-    for (int r = 0; r < rank; r++) at += s->tokens[r];
-    for (int64_t t = 0; t < s->tokens[rank]; t++) {
-        token[t] = (int32_t)(moe_uniform(5, 0, (uint64_t)(at + t)) * 256);
-        target[t] = (int32_t)(moe_uniform(5, 0, (uint64_t)(at + t + 1)) * 256);
-    }
+    int64_t all = parity_stage_tokens(s, rank, s->n_ranks), at = parity_stage_tokens(s, rank, rank);
+    for (int m = 0; m < s->n_micro; m++)
+        for (int64_t t = 0; t < s->tokens[rank]; t++) {
+            uint64_t place = (uint64_t)(m * all + at + t);
+            *token++ = (int32_t)(moe_uniform(5, 0, place) * 256);
+            *target++ = (int32_t)(moe_uniform(5, 0, place + 1) * 256);
+        }
 }
 
 static inline void parity_die(struct moe_communicator *world, int err)
@@ -38,7 +50,7 @@ static inline int parity_step(const struct moe_schedule *s, struct moe_communica
 {
     struct moe_execute_options options = {
         .timeout_s = timeout_s, .agree_steps = parity_agree_steps, .seed = 3, .poison = true};
-    size_t n = (size_t)s->tokens[world->rank];
+    size_t n = (size_t)(s->tokens[world->rank] * s->n_micro);
     int32_t *token = moe_alloc(n, sizeof *token), *target = moe_alloc(n, sizeof *target);
     parity_tokens(s, world->rank, token, target);
     int err = moe_device_cpu.open(&out->device);

@@ -1,12 +1,14 @@
 /* Any number of ranks computes what 1 rank computes: gradients and norms of the first step, with the same
  * routing, for each layout, dispatcher and capacity rule, in float and in double. The one-rank reference
  * holds all tokens and counts capacity per part of them, as large as a rank's: the same parts as
- * micro-batches, with the auxiliary loss over all. Prints the largest difference of each run. */
+ * micro-batches, with the auxiliary loss over all. Stages of a pipeline are held to it layer by layer, with
+ * as many micro-batches. Prints the largest difference of each run. */
 #include "tests/mpi/parity.h"
 
 static const struct layout {
     int ranks, ep;
-    const char *tokens;
+    const char *tokens, *pipeline; /* more of the layout */
+    int layers;                    /* 0: 2 */
 } layouts[] = {{4, 4, "12"},
                {4, 2, "12"},
                {4, 1, "12"},
@@ -14,12 +16,22 @@ static const struct layout {
                {2, 1, "12"},
                {1, 1, "12"},
                {4, 4, "[20, 0, 8, 20]"},
-               {4, 2, "[4, 28, 0, 16]"}};
+               {4, 2, "[4, 28, 0, 16]"},
+               {2, 2, "12", "micro_batches: 3"},
+               {2, 1, "12", "pipeline_parallel: 2"},
+               {2, 1, "12", "pipeline_parallel: 2, micro_batches: 3, pipeline: gpipe"},
+               {4, 1, "12", "pipeline_parallel: 2, micro_batches: 2"},
+               {4, 2, "12", "pipeline_parallel: 2, micro_batches: 3"},
+               {4, 2, "[8, 0, 8, 0]", "pipeline_parallel: 2, micro_batches: 2, pipeline: gpipe"},
+               {4, 1, "12", "pipeline_parallel: 4, micro_batches: 5", 4},
+               {4, 1, "8", "pipeline_parallel: 4, micro_batches: 2", 4}};
 enum { N_LAYOUTS = sizeof layouts / sizeof *layouts };
 
 /* Orders of the gradient sum that must all be right. */
-#define SUMS "gradient_sync: [{do: sum, of: shared, over: dp}, {do: sum, of: experts, over: edp}, "
-#define NORMS "{do: norm, of: experts, over: ep}, {do: norm, of: shared}, {do: clip}, {do: update}]\n"
+#define SUMS "gradient_sync: [{do: sum, of: shared, over: dp}, {do: sum, of: experts, over: edp}, " TIED
+#define TIED "{do: sum, of: embedding, over: tied}, "
+#define NORMS                                                                                                \
+    "{do: norm, of: experts, over: ep_pp}, {do: norm, of: shared, over: pp}, {do: clip}, {do: update}]\n"
 static const struct variant {
     const char *capacity; /* or another part of a scenario */
     bool equal_tokens;    /* needs as many tokens on every rank */
@@ -37,7 +49,7 @@ static const struct variant {
      false},
     {"loss: mean_of_ranks\noverlap_grad_reduce: true\n", true},
     {"loss: mean_of_ranks\ngradient_sync: [{do: average, of: shared, over: dp}, "
-     "{do: average, of: experts, over: edp}, {do: divide, of: experts, by: ep}, " NORMS,
+     "{do: average, of: experts, over: edp}, " TIED "{do: divide, of: experts, by: ep}, " NORMS,
      true},
 };
 enum { N_VARIANTS = sizeof variants / sizeof *variants };
@@ -63,8 +75,10 @@ static void same_routing(struct moe_communicator *world, const char *name, const
                          const struct moe_execution *one, int64_t first_token)
 {
     int a = buffer_of(s, name), b = buffer_of(s1, name);
-    for (int layer = 0; layer < s->n_layers; layer++) {
+    const struct moe_role *role = &s->roles[s->role_of[world->rank]];
+    for (int layer = 0; layer < s->n_layers * s->n_micro; layer++) {
         int64_t n, all;
+        if (layer % s->n_layers < role->first_layer || layer % s->n_layers >= role->end_layer) continue;
         const int32_t *mine = moe_execute_buffer(many, a, layer, &n),
                       *whole = moe_execute_buffer(one, b, layer, &all);
         expect(world, n == s->tokens[world->rank] * s->top_k, "number of routed rows");
@@ -78,10 +92,12 @@ static void same_peers(struct moe_communicator *world, const struct moe_scenario
                        const struct moe_schedule *s, const struct moe_execution *x)
 {
     int P = (int)sc->expert_parallel, a = buffer_of(s, "expert"), b = buffer_of(s, "tokens_for");
-    struct moe_routing *r = moe_routing_new(s->n_layers, s->n_ranks, s->n_experts, s->top_k);
+    const struct moe_role *role = &s->roles[s->role_of[world->rank]];
+    struct moe_routing *r = moe_routing_new(s->n_layers * s->n_micro, s->n_ranks, s->n_experts, s->top_k);
     int32_t *peers = moe_alloc((size_t)P, sizeof *peers);
-    for (int layer = 0; layer < s->n_layers; layer++) {
+    for (int layer = 0; layer < s->n_layers * s->n_micro; layer++) {
         int64_t n;
+        if (layer % s->n_layers < role->first_layer || layer % s->n_layers >= role->end_layer) continue;
         const int32_t *expert = moe_execute_buffer(x, a, layer, &n);
         moe_routing_add(r, layer, world->rank, s->tokens[world->rank], expert);
         const int64_t *counted = moe_execute_buffer(x, b, layer, &n);
@@ -102,6 +118,8 @@ static double compare_gradients(const struct moe_schedule *s, int rank, const st
         for (int slot = 0; slot < s->buffers[s->params[i].grad].slots; slot++) {
             const struct moe_param *p = &s->params[i];
             int64_t n;
+            /* Norms are of all that a rank clips. */
+            if (p->buffer >= 0 && !moe_holds(s, p->grad, slot, rank)) continue;
             moe_execute_buffer(many, p->grad, slot, &n);
             int64_t from = p->shard < 0 ? 0 : n * s->comms[p->shard].index_of[rank];
             double d = parity_difference(s, p->grad, slot, many, one, s1->params[i].grad, from);
@@ -110,7 +128,7 @@ static double compare_gradients(const struct moe_schedule *s, int rank, const st
     return most;
 }
 
-static struct moe_scenario *scenario(int ranks, int ep, const char *tokens, const char *dispatcher,
+static struct moe_scenario *scenario(const struct layout *layout, const char *dispatcher,
                                      const char *capacity, int64_t group_tokens, const char *dtype)
 {
     char group[48] = "", rule[384], more[512];
@@ -120,25 +138,24 @@ static struct moe_scenario *scenario(int ranks, int ep, const char *tokens, cons
     snprintf(rule, sizeof rule, capacity, group);
 #pragma GCC diagnostic pop
     snprintf(more, sizeof more, "dtype: %s\ndispatcher: %s\n%s", dtype, dispatcher, rule);
-    return fixture_scenario(ranks, ep, tokens, more);
+    return fixture_layout(layout->layers ? layout->layers : 2, layout->ranks, layout->ep, layout->pipeline,
+                          layout->tokens, more);
 }
 
 static void compare(struct moe_communicator *world, const struct layout *layout,
                     const struct variant *variant, const char *dispatcher, const char *dtype, double bound)
 {
     struct moe_communicator *self;
-    struct moe_scenario *sc =
-        scenario(layout->ranks, layout->ep, layout->tokens, dispatcher, variant->capacity, 0, dtype);
-    int64_t total = 0, before = 0;
-    for (int r = 0; r < world->size; r++) {
-        total += sc->tokens[r];
-        if (r < world->rank) before += sc->tokens[r];
-    }
-    char all[32];
-    snprintf(all, sizeof all, "%lld", (long long)total);
-    struct moe_scenario *sc1 = scenario(1, 1, all, "alltoall", variant->capacity, sc->tokens[0], dtype);
+    struct moe_scenario *sc = scenario(layout, dispatcher, variant->capacity, 0, dtype);
+    struct moe_schedule *s = fixture_schedule(sc);
+    char all[32], micro[32];
+    snprintf(all, sizeof all, "%lld", (long long)parity_stage_tokens(s, world->rank, s->n_ranks));
+    snprintf(micro, sizeof micro, "micro_batches: %d", s->n_micro);
+    const struct layout alone = {1, 1, all, micro, layout->layers};
+    struct moe_scenario *sc1 = scenario(&alone, "alltoall", variant->capacity, sc->tokens[0], dtype);
     sc1->capacity.pad = false; /* padding moves zeros, and no gradient */
-    struct moe_schedule *s = fixture_schedule(sc), *s1 = fixture_schedule(sc1);
+    struct moe_schedule *s1 = fixture_schedule(sc1);
+    int64_t before = parity_stage_tokens(s, world->rank, world->rank);
     struct parity_run many, one;
     if (moe_comm_self.open(&self) < 0) parity_die(world, MOE_EFAILED);
     int err = parity_step(s, world, 10, &many);
@@ -150,8 +167,9 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
     if (!strcmp(dispatcher, "deepep")) same_peers(world, sc, s, many.x);
     double d = compare_gradients(s, world->rank, many.x, one.x);
     if (world->rank == 0)
-        printf("%d ranks ep %d tokens %s %s %s %s: %.2g\n", layout->ranks, layout->ep, layout->tokens,
-               dispatcher, variant->capacity, dtype, d);
+        printf("%d ranks ep %d %s tokens %s %s %s %s: %.2g\n", layout->ranks, layout->ep,
+               layout->pipeline ? layout->pipeline : "", layout->tokens, dispatcher, variant->capacity, dtype,
+               d);
     expect(world, d <= bound, "gradients equal those of one rank");
     parity_close(&many);
     parity_close(&one);
@@ -184,7 +202,7 @@ int main(void)
     for (int i = 0; i < N_LAYOUTS; i++) {
         if (world->rank >= layouts[i].ranks) continue;
         struct moe_communicator *part = world;
-        static const int ranks[] = {0, 1, 2, 3};
+        static const int ranks[] = {0, 1};
         if (layouts[i].ranks < world->size &&
             world->table->split(world, ranks, layouts[i].ranks, 100 + i, &part) < 0)
             parity_die(world, MOE_EFAILED);

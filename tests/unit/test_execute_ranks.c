@@ -158,6 +158,7 @@ static void initial_values(int n_ranks, int rank, uint64_t seed, int n, double *
 {
     struct moe_builder b;
     moe_builder_open(&b, n_ranks, (int64_t[]){0, 0});
+    b.s->n_layers = 2;
     moe_new_param(&b, "w", MOE_F64, 2, moe_const(&b, n),
                   (struct moe_param){.shard = 0, .init_mean = 5, .init_std = 3});
     moe_new_comm(&b, "copy of world", 1, (int[]){0, 0});
