@@ -75,7 +75,9 @@ static void update(struct moe_checker *c, int rank, const struct moe_here *h, co
         moe_check_verdict(c, 4, rank, moe_check_label(h).text, "does not read %s and its gradient", p->name);
     struct moe_gradient_fault f = judge(c, rank, p, slot);
     report(c, rank, h, p, f);
-    if (!is_right(f)) *times(c, rank, p->grad, slot) = 1; /* the norm took what is reported here */
+    if (!is_right(f))
+        *times(c, rank, p->grad, slot) =
+            !moe_is_copy(c->s, p->buffer, rank); /* the norm took what is reported here */
 }
 
 /* A norm takes a gradient that is right and not clipped yet; others do not count. */
@@ -193,15 +195,15 @@ static void check_coverage(struct moe_checker *c, int rank)
     }
 }
 
-/* The first slot that was not counted once is named. */
-static void check_once(struct moe_checker *c, int rank, int check_class, const struct moe_param *p,
-                       int buffer, const char *what)
+/* The first slot that was not counted as often as expected, 0 or 1, is named. */
+static void check_times(struct moe_checker *c, int rank, int check_class, const struct moe_param *p,
+                        int buffer, const char *what, int expected)
 {
     for (int slot = 0; slot < c->s->buffers[buffer].slots; slot++) {
         int n = *times(c, rank, buffer, slot);
-        if (n == 1 || !moe_holds(c->s, buffer, slot, rank)) continue;
-        moe_check_verdict(c, check_class, rank, p->name, "%s %d times in a step (slot %d), expected once",
-                          what, n, slot);
+        if (n == expected || !moe_holds(c->s, buffer, slot, rank)) continue;
+        moe_check_verdict(c, check_class, rank, p->name, "%s %d times in a step (slot %d), expected %s", what,
+                          n, slot, expected ? "once" : "only where tokens enter");
         return;
     }
 }
@@ -212,9 +214,10 @@ static void check_results(struct moe_checker *c, int rank)
     for (int i = 0; i < c->s->n_params; i++) {
         const struct moe_param *p = &c->s->params[i];
         if (p->buffer < 0) continue;
-        check_once(c, rank, 4, p, p->buffer, "is updated");
-        if (p->clips && !moe_is_copy(c->s, p->buffer, rank))
-            check_once(c, rank, 5, p, p->grad, "its right gradient is in the norm");
+        check_times(c, rank, 4, p, p->buffer, "is updated", 1);
+        if (p->clips)
+            check_times(c, rank, 5, p, p->grad, "its right gradient is in the norm",
+                        !moe_is_copy(c->s, p->buffer, rank));
     }
     for (int i = 0; i < c->s->n_buffers; i++)
         for (int slot = 0; slot < c->s->buffers[i].slots && c->s->buffers[i].role == MOE_BUF_OUTPUT; slot++)
