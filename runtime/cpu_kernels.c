@@ -2,6 +2,7 @@
 #include "runtime/cpu_kernels.h"
 
 #include "kernels/ref.h"
+#include "sim/kernel_shapes.h"
 
 #include <cblas.h>
 
@@ -10,14 +11,6 @@
 #else
 #define cblas_gemm cblas_sgemm
 #endif
-
-/* Bit i: writes[i] may accumulate. */
-static const uint32_t can_add[MOE_K_COUNT] = {
-    [MOE_K_EMBED_BWD] = 1,  [MOE_K_RMSNORM_BWD] = 3, [MOE_K_ATTENTION_BWD] = 1, [MOE_K_ADD_BWD] = 3,
-    [MOE_K_GEMM] = 1,       [MOE_K_TOPK_BWD] = 1,    [MOE_K_AUX_LOSS_BWD] = 1,  [MOE_K_PERMUTE_BWD] = 1,
-    [MOE_K_SORT_ROWS] = 1,  [MOE_K_UNSORT_ROWS] = 1, [MOE_K_GROUPED_GEMM] = 1,  [MOE_K_GROUPED_WGRAD] = 1,
-    [MOE_K_SWIGLU_BWD] = 1, [MOE_K_SQNORM] = 1,
-};
 
 /* moe_ref_gemm by BLAS, which refuses leading dimensions of zero and so cannot be asked for empty products.
  */
@@ -42,7 +35,7 @@ void MOE_REAL(moe_cpu_run)(const struct moe_launch *launch)
     void *const *out = launch->out;
     bool add = op->writes[0].accumulate, add1 = op->writes[1].accumulate;
     for (int i = 0; i < op->n_writes; i++)
-        moe_assert(!op->writes[i].accumulate || (can_add[op->kernel] >> i & 1));
+        moe_assert(!op->writes[i].accumulate || (moe_kernel_adds(op->kernel) >> i & 1));
     switch (op->kernel) {
 /* clang-format off */
 #define RUN(NAME, name, ...) case MOE_K_##NAME: MOE_REAL(moe_ref_##name)(__VA_ARGS__); break;

@@ -10,8 +10,12 @@
  *   C4 reduction every gradient element is the sum over the right ranks of every contribution, once
  *   C5 norms     the norm that gradients are clipped by covers the whole gradient of every parameter of the
  *                right ranks, once
- *   C6 content   nothing is read before it was written; every output is written
- * Cost: O(operations * ranks + int64 elements moved). */
+ *   C6 content   nothing is read before it was written, or while another stream may be writing it (in one
+ *                schedule that is an error: nothing else orders the two); every output is written, every
+ * input is read C7 aux loss  the auxiliary loss and its gradient have one coefficient and divisor C8, C16
+ * where ranks have lists of their own: one capacity rule; one update for copies of a parameter C14 shapes
+ * kernels fit what they read and write (kernel_shapes.c); backward operations undo the forward ones; ranks
+ * compute the same function of their data Cost: O(operations * ranks + int64 elements moved). */
 #ifndef MOE_CHECK_H
 #define MOE_CHECK_H
 

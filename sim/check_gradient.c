@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 bool moe_check_is_summed(const struct moe_checker *c, struct moe_ref ref)
 {
@@ -80,12 +81,39 @@ static void update(struct moe_checker *c, int rank, const struct moe_here *h, co
             !moe_is_copy(c->s, p->buffer, rank); /* the norm took what is reported here */
 }
 
+/* Of the ranks of its own stage, a norm covers those that split the parameter, or the rank alone where every
+ * rank holds all of it. */
+static bool norm_is_for(const struct moe_checker *c, int rank, int buffer, const struct moe_param *p)
+{
+    const struct moe_schedule *s = c->s;
+    int stage = s->roles[s->role_of[rank]].first_layer, i = 0;
+    while (i < s->n_params && (s->params[i].buffer >= 0 || s->params[i].grad != buffer)) i++;
+    if (i == s->n_params) return true;
+    const struct moe_comm *over = &s->comms[s->params[i].replicas],
+                          *split = p->shard < 0 ? NULL : &s->comms[p->shard];
+    int g = over->group_of[rank], n = 0;
+    for (int m = over->first[g]; m < over->first[g + 1]; m++) {
+        int member = over->members[m];
+        if (s->roles[s->role_of[member]].first_layer != stage) continue;
+        n++;
+        if (split ? split->group_of[member] != split->group_of[rank] : member != rank) return false;
+    }
+    return n == (split ? moe_group_size(split, split->group_of[rank]) : 1);
+}
+
 /* A norm takes a gradient that is right and not clipped yet; others do not count. */
 static void measure(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p)
 {
     struct moe_ref from = h->op->reads[0];
     if (from.buffer != p->grad || c->s->buffers[h->op->writes[0].buffer].role != MOE_BUF_NORM) return;
     int slot = moe_slot(c->s, from, h->layer);
+    if (!norm_is_for(c, rank, h->op->writes[0].buffer, p)) {
+        moe_check_verdict(c, 5, rank, moe_check_label(h).text,
+                          "takes %s into %s, which is summed over other ranks "
+                          "than those that split it",
+                          c->s->buffers[p->grad].name, c->s->buffers[h->op->writes[0].buffer].name);
+        return;
+    }
     struct moe_gradient_fault f = judge(c, rank, p, slot);
     if (is_right(f) && f.clips == 0) count(times(c, rank, p->grad, slot));
 }
@@ -100,6 +128,10 @@ static void clip(struct moe_checker *c, int rank, const struct moe_here *h, cons
     unsigned char *seen = times(c, rank, p->grad, 0);
     if (!*seen) report(c, rank, h, p, judge(c, rank, p, 0));
     *seen = 1;
+    if (c->clip_limit == 0) c->clip_limit = h->op->factor;
+    if (c->clip_limit != h->op->factor)
+        moe_check_verdict(c, 5, rank, moe_check_label(h).text, "clips to a norm of %.6g, others to %.6g",
+                          h->op->factor, c->clip_limit);
 }
 
 static struct moe_cell cell_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
@@ -125,7 +157,7 @@ static void track_write(struct moe_checker *c, int rank, const struct moe_here *
         return;
     case MOE_K_CLIP: moe_gradient_clip(c->gradients, from, to); return;
     case MOE_K_ZERO: moe_gradient_zero(c->gradients, to); return;
-    default: moe_gradient_contribute(c->gradients, to, h->block_id, h->layer, op, ref.accumulate);
+    default: moe_gradient_contribute(c->gradients, to, h->block_id, op, ref.accumulate);
     }
 }
 
@@ -224,6 +256,40 @@ static void check_results(struct moe_checker *c, int rank)
             if (moe_holds(c->s, i, slot, rank) &&
                 !c->written[(size_t)rank * c->n_slots + (size_t)(c->first_slot[i] + slot)])
                 moe_check_verdict(c, 6, rank, c->s->buffers[i].name, "is never written");
+}
+
+/* Does a block hold the backward of another? */
+static bool undoes(const struct moe_block *b, int forward)
+{
+    for (int o = 0; o < b->n_ops; o++)
+        if (b->ops[o].serves && b->ops[o].of_block == forward) return true;
+    return false;
+}
+
+/* Each run of a forward block has one of the block that undoes it, for the same layer and micro-batch. */
+void moe_check_runs(struct moe_checker *c, int role)
+{
+    const struct moe_role *y = &c->s->roles[role];
+    int span = (c->s->n_layers + 1) * c->s->n_micro, *runs = moe_alloc((size_t)span, sizeof *runs);
+    for (int back = 0; back < y->n_blocks; back++)
+        for (int forward = 0; forward < y->n_blocks; forward++) {
+            if (!undoes(&y->blocks[back], forward)) continue;
+            memset(runs, 0, (size_t)span * sizeof *runs);
+            for (int n = 0; n < y->n_instances; n++) {
+                struct moe_instance at = y->itinerary[n];
+                if (at.layer < span) runs[at.layer] += (at.block == forward) - (at.block == back);
+            }
+            for (int layer = 0; layer < span; layer++) {
+                struct moe_here h = {.block = &y->blocks[back], .op = y->blocks[back].ops, .layer = layer};
+                for (int r = 0; r < c->s->n_ranks && runs[layer]; r++)
+                    if (c->s->role_of[r] == role)
+                        moe_check_verdict(c, 4, r, moe_check_label(&h).text,
+                                          "%s runs %d times too %s for what its forward pass computed",
+                                          y->blocks[back].name, abs(runs[layer]),
+                                          runs[layer] > 0 ? "rarely" : "often");
+            }
+        }
+    free(runs);
 }
 
 void moe_check_complete(struct moe_checker *c, int rank)

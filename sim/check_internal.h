@@ -5,6 +5,7 @@
 
 #include "sim/check.h"
 #include "sim/gradient.h"
+#include "sim/kernel_shapes.h"
 #include "sim/values.h"
 
 struct moe_checker {
@@ -20,7 +21,12 @@ struct moe_checker {
     /* [R, n_slots] of a parameter: how often it was updated; of a gradient: how often a norm took it when it
      * was right. Stops at 255. */
     unsigned char *times;
-    bool stop; /* a collective cannot complete */
+    bool stop;         /* a collective cannot complete */
+    double clip_limit; /* of the first gradient that was clipped: all have one norm; 0: none was */
+    struct moe_kernel_shape *shapes; /* [MOE_K_COUNT] */
+    bool *roomy;                     /* [n_buffers] filled by what moves data */
+    int *first_block, *first_op;     /* [n_roles] into first_op; [all blocks] into proved */
+    unsigned char *proved;           /* [all operations] */
 };
 
 struct moe_here { /* the operation a rank stands at */
@@ -54,6 +60,23 @@ int moe_check_parts(const struct moe_checker *c, int rank, const struct moe_op *
 void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h);
 void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *ranks, int n);
 bool moe_check_is_summed(const struct moe_checker *c, struct moe_ref ref); /* gradients and norms */
+
+/* A kernel of a rank against its row of kernel_shapes.c, before it runs. Result: false with a verdict, and
+ * then nothing follows from what it writes. */
+bool moe_check_shapes(struct moe_checker *c, int rank, const struct moe_here *h);
+void moe_check_shapes_open(struct moe_checker *c);
+void moe_check_shapes_close(struct moe_checker *c);
+/* Equal for expressions that have one value whatever the symbols hold; shift: of the layer, where symbols
+ * count. */
+uint64_t moe_check_sign(const struct moe_schedule *s, int expr, int shift);
+/* The streams of a role: what touches one buffer on two of them is in order; contributions are not lost. */
+void moe_check_streams(struct moe_checker *c, int role);
+void moe_check_runs(struct moe_checker *c, int role);
+/* Each backward operation of a role undoes the forward operation that it names. */
+void moe_check_backward(struct moe_checker *c, int role);
+/* Ranks compute the same function of their data. */
+void moe_check_alike(struct moe_checker *c);
+
 /* Every operation of a rank has its backward, and every parameter was updated and measured. */
 void moe_check_complete(struct moe_checker *c, int rank);
 

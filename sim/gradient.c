@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* key: rank, micro-batch, block and operation that contributed, so that entries sort by rank. */
+/* key: rank, block and operation that contributed, so that entries sort by rank. */
 struct entry {
     uint64_t key;
     double coefficient;
@@ -116,23 +116,22 @@ static void set_state(struct moe_gradients *g, struct moe_cell cell, struct stat
     if (is_followed(g->s, cell.buffer)) *at(g, cell) = with;
 }
 
-static uint64_t key_of(const struct moe_gradients *g, int rank, int block, int layer, int id)
+static uint64_t key_of(int rank, int block, int id)
 {
-    int micro = g->s->n_micro > 1 ? layer / (g->s->n_layers + 1) : 0;
-    return (uint64_t)rank << 44 | (uint64_t)micro << 28 | (uint64_t)block << 16 | (uint64_t)id;
+    return (uint64_t)rank << 32 | (uint64_t)block << 16 | (uint64_t)id;
 }
 static int rank_of(uint64_t key)
 {
-    return (int)(key >> 44);
+    return (int)(key >> 32);
 }
 
-void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, int layer,
-                             const struct moe_op *op, bool accumulate)
+void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, const struct moe_op *op,
+                             bool accumulate)
 {
     struct state s = accumulate ? state_of(g, to) : (struct state){0};
     struct entry *entry = moe_alloc((size_t)g->vectors[s.vector].n + 1, sizeof *entry);
     int n = append(g, s, entry);
-    entry[n] = (struct entry){key_of(g, to.rank, block, layer, op->id), 1};
+    entry[n] = (struct entry){key_of(to.rank, block, op->id), 1};
     set_state(g, to, (struct state){.vector = new_vector(g, entry, n + 1), .coefficient = 1});
 }
 
@@ -197,7 +196,7 @@ static struct entry *required(const struct moe_gradients *g, struct moe_env env,
                 const struct moe_op *op = &role->blocks[b].ops[o];
                 if (!contributes(s, op, layer, p, slot)) continue;
                 entry = moe_grow(entry, &cap, *n + 1, sizeof *entry);
-                entry[(*n)++] = (struct entry){key_of(g, c->members[i], b, layer, op->id), 1 / divisor};
+                entry[(*n)++] = (struct entry){key_of(c->members[i], b, op->id), 1 / divisor};
             }
         }
     }

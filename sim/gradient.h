@@ -17,9 +17,9 @@ void moe_gradients_free(struct moe_gradients *g);
 struct moe_cell { /* a slot of a buffer on a rank; only gradients and norms hold anything */
     int buffer, slot, rank;
 };
-/* `op` of an instance of block and layer wrote a contribution into a cell. */
-void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, int layer,
-                             const struct moe_op *op, bool accumulate);
+/* `op` of block `block` wrote a contribution into a cell; again for each micro-batch. */
+void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, const struct moe_op *op,
+                             bool accumulate);
 /* An all-reduce (sum) of the cells from [n] into the cells to [n]. Cost: O(entries * log entries). */
 void moe_gradient_sum(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to, int n);
 /* `op` divides what one cell holds into another, or into itself. */

@@ -155,7 +155,8 @@ static void make_buffers(struct moe_builder *b, struct model *m)
     m->token = buffer(b, "token", MOE_BUF_INPUT, MOE_I32, 1, y->T);
     m->target = buffer(b, "target", MOE_BUF_INPUT, MOE_I32, 1, y->T);
     m->loss = buffer(b, "loss", MOE_BUF_OUTPUT, y->type, 1, m->one);
-    b->s->buffers[m->loss.buffer].where = MOE_WHERE_LAST;
+    b->s->buffers[m->token.buffer].where = MOE_WHERE_FIRST;
+    b->s->buffers[m->target.buffer].where = b->s->buffers[m->loss.buffer].where = MOE_WHERE_LAST;
     m->stream = buffer(b, "stream", MOE_BUF_ACTIVATION, y->type, y->n_layers + 1, TH);
     m->normed = buffer(b, "normed", MOE_BUF_ACTIVATION, y->type, 1, TH);
     m->prediction = buffer(b, "prediction", MOE_BUF_ACTIVATION, y->type, 1, moe_mul(b, y->T, m->V));

@@ -20,42 +20,42 @@
  * MEMORY moves `bytes`; GEMM is [m, k] x [k, n]; GROUPED is one GEMM per group with rows from `group`. */
 #define MOE_COSTS(X) X(MEMORY) X(GEMM) X(GROUPED)
 
-/* Computations. dims : reads -> writes; [..] are shapes; dx, db ... are gradients. Plain C in kernels/ref.c.
- * A slot of -1 is a dropped row: nothing is moved, its weight counts as 0. */
+/* Computations. What each reads and writes, in dims: kernel_shapes.c, one row each. What it computes, in plain C:
+ * kernels/ref.h. A slot of -1 is a dropped row: nothing is moved, its weight counts as 0. */
 #define MOE_KERNELS(X) \
-   X(EMBED,        "embed",        MEMORY)  /* T H V     : token [T], emb [V,H] -> x [T,H] */ \
-   X(EMBED_BWD,    "embed_bwd",    MEMORY)  /* T H V     : token [T], dx [T,H] -> demb [V,H] */ \
-   X(RMSNORM,      "rmsnorm",      MEMORY)  /* T H       : x [T,H], gain [H] -> y [T,H] = x / sqrt(mean x^2 + 1e-5) * gain */ \
-   X(RMSNORM_BWD,  "rmsnorm_bwd",  MEMORY)  /* T H       : x, gain, dy -> dx [T,H], dgain [H] */ \
-   X(ATTENTION,    "attention",    MEMORY)  /* T H A S   : qkv [T,3H] -> o [T,H]; A heads, causal within sequences of S, rotary */ \
-   X(ATTENTION_BWD,"attention_bwd",MEMORY)  /* T H A S   : qkv, do -> dqkv [T,3H] */ \
-   X(ADD,          "add",          MEMORY)  /* n         : a [n], b [n] -> y [n] */ \
-   X(ADD_BWD,      "add_bwd",      MEMORY)  /* n         : dy [n] -> da [n], db [n] */ \
-   X(GEMM,         "gemm",         GEMM)    /* m n k     : A, B -> C [m,n] = op(A) op(B) */ \
-   X(TOPK,         "topk",         MEMORY)  /* T E K     : logits [T,E] -> prob [T,E], expert [T,K], slot [T,K], counts [E] */ \
-   X(TOPK_BWD,     "topk_bwd",     MEMORY)  /* T E K     : prob [T,E], dprob [T,E] -> dlogits [T,E] */ \
-   X(LIMIT,        "limit",        MEMORY)  /* T E K C G P: prob, expert, counts -> slot [T,K], kept_expert [T,K], kept [E], (padded) arrive [P,E/P] */ \
-   X(AUX_LOSS,     "aux_loss",     MEMORY)  /* T E       : prob [T,E], all_counts [E] -> loss [1] = factor / divisor * sum prob * all_counts */ \
-   X(AUX_LOSS_BWD, "aux_loss_bwd", MEMORY)  /* T E       : all_counts [E] -> dprob [T,E] = factor / divisor * all_counts */ \
-   X(SELECT,       "select",       MEMORY)  /* T e K f   : expert [T,K] -> slot [T,K] = row by (expert, token) of experts f .. f+e-1, else -1, (if asked) local [T,K] = expert - f, else -1 */ \
-   X(SPREAD,       "spread",       MEMORY)  /* T E K P   : expert [T,K] -> slot [T,P] = row by (member of the group, token) of tokens that have an expert of it, else -1, tokens_for [P] */ \
-   X(PERMUTE,      "permute",      MEMORY)  /* T H K n   : x [T,H], slot [T,K] -> rows [n,H]; rows that no slot names are 0; also int32 */ \
-   X(PERMUTE_BWD,  "permute_bwd",  MEMORY)  /* T H K n   : drows [n,H], slot [T,K] -> dx [T,H] */ \
-   X(SORT_ROWS,    "sort_rows",    MEMORY)  /* P e H     : rows by (source, expert), counts [P,e] -> rows by (expert, source) */ \
-   X(UNSORT_ROWS,  "unsort_rows",  MEMORY)  /* P e H     : the inverse of sort_rows */ \
-   X(GROUPED_GEMM, "grouped_gemm", GROUPED) /* e n k     : A [rows,k], B [e,k,n] ([e,n,k] when trans_b) -> C [rows,n] */ \
-   X(GROUPED_WGRAD,"grouped_wgrad",GROUPED) /* e n k     : A [rows,k], dC [rows,n] -> dB [e,k,n]; an empty group gives zeros */ \
-   X(SWIGLU,       "swiglu",       MEMORY)  /* rows F    : h [rows,2F] -> a [rows,F] = silu(h[:,:F]) * h[:,F:] */ \
-   X(SWIGLU_BWD,   "swiglu_bwd",   MEMORY)  /* rows F    : h [rows,2F], da [rows,F] -> dh [rows,2F] */ \
-   X(COMBINE,      "combine",      MEMORY)  /* T H K E n : rows [n,H], prob, expert, slot -> y [T,H] = sum_k prob * row */ \
-   X(COMBINE_BWD,  "combine_bwd",  MEMORY)  /* T H K E n : rows, prob, expert, slot, dy -> drows [n,H], dprob [T,E] */ \
-   X(XENT,         "xent",         MEMORY)  /* T V       : logits [T,V], target [T] -> dlogits [T,V], loss [1] = sum over tokens, nats */ \
-   X(ZERO,         "zero",         MEMORY)  /* n         : -> y [n] = 0 */ \
-   X(SCALE,        "scale",        MEMORY)  /* n         : g [n] -> g [n] * (times / divisor) */ \
-   X(SQNORM,       "sqnorm",       MEMORY)  /* n         : g [n] -> norm [1] (float64) = sum of g^2 */ \
-   X(CLIP,         "clip",         MEMORY)  /* n         : g [n], norm [1], norm [1] -> g * min(1, factor / sqrt(norm + norm)) */ \
-   X(SGD,          "sgd",          MEMORY)  /* n         : param [n], grad [n] -> param [n] - factor * grad */ \
-   X(ADAMW,        "adamw",        MEMORY)  /* n         : param, grad, m, v [n] -> param, m, v; factor the learning rate */
+   X(EMBED,        "embed",        MEMORY) \
+   X(EMBED_BWD,    "embed_bwd",    MEMORY) \
+   X(RMSNORM,      "rmsnorm",      MEMORY) \
+   X(RMSNORM_BWD,  "rmsnorm_bwd",  MEMORY) \
+   X(ATTENTION,    "attention",    MEMORY) \
+   X(ATTENTION_BWD,"attention_bwd",MEMORY) \
+   X(ADD,          "add",          MEMORY) \
+   X(ADD_BWD,      "add_bwd",      MEMORY) \
+   X(GEMM,         "gemm",         GEMM) \
+   X(TOPK,         "topk",         MEMORY) \
+   X(TOPK_BWD,     "topk_bwd",     MEMORY) \
+   X(LIMIT,        "limit",        MEMORY) \
+   X(AUX_LOSS,     "aux_loss",     MEMORY) \
+   X(AUX_LOSS_BWD, "aux_loss_bwd", MEMORY) \
+   X(SELECT,       "select",       MEMORY) \
+   X(SPREAD,       "spread",       MEMORY) \
+   X(PERMUTE,      "permute",      MEMORY) \
+   X(PERMUTE_BWD,  "permute_bwd",  MEMORY) \
+   X(SORT_ROWS,    "sort_rows",    MEMORY) \
+   X(UNSORT_ROWS,  "unsort_rows",  MEMORY) \
+   X(GROUPED_GEMM, "grouped_gemm", GROUPED) \
+   X(GROUPED_WGRAD,"grouped_wgrad",GROUPED) \
+   X(SWIGLU,       "swiglu",       MEMORY) \
+   X(SWIGLU_BWD,   "swiglu_bwd",   MEMORY) \
+   X(COMBINE,      "combine",      MEMORY) \
+   X(COMBINE_BWD,  "combine_bwd",  MEMORY) \
+   X(XENT,         "xent",         MEMORY) \
+   X(ZERO,         "zero",         MEMORY) \
+   X(SCALE,        "scale",        MEMORY) \
+   X(SQNORM,       "sqnorm",       MEMORY) \
+   X(CLIP,         "clip",         MEMORY) \
+   X(SGD,          "sgd",          MEMORY) \
+   X(ADAMW,        "adamw",        MEMORY)
 
 /* Who counts what, and whether elements are added up. Per peer: send (or recv) is evaluated at index = the peer's
  * place in the group, and the buffer holds the parts in that order; else it is one number.
@@ -212,7 +212,7 @@ struct moe_op {
     int n_reads, n_writes;
     struct moe_ref reads[MOE_REFS], writes[MOE_REFS];
     int n_dims;
-    int dims[MOE_DIMS]; /* KERNEL: expressions, in the order of MOE_KERNELS */
+    int dims[MOE_DIMS]; /* KERNEL: expressions, in the order of kernel_shapes.c */
     bool trans_a, trans_b;
     int group;     /* GROUPED: symbol with the rows of each group, else -1 */
     int bytes;     /* KERNEL of class MEMORY: expression, bytes read and written */
@@ -320,7 +320,7 @@ static inline int moe_routed_layer(const struct moe_schedule *s, int layer)
     int micro = s->n_micro > 1 ? layer / (s->n_layers + 1) : 0;
     return layer - micro;
 }
-/* Does the rank hold this slot of a parameter, its gradient, a state or an output? */
+/* Does the rank hold this slot of a parameter, its gradient, a state, an input or an output? */
 static inline bool moe_holds(const struct moe_schedule *s, int buffer, int slot, int rank)
 {
     const struct moe_role *role = &s->roles[s->role_of[rank]];

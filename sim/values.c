@@ -224,10 +224,21 @@ static int64_t value_of(struct moe_values *v, bool host, int symbol, int rank, i
     const struct moe_symbol *y = &v->s->symbols[symbol];
     struct moe_env env = {.value = host ? host_value : device_value, .ctx = v};
     if (y->buffer < 0) return moe_symbol_initial(v->s, env, symbol, rank, index);
+    int each = moe_slots_each(v->s, y->buffer), in_micro = layer % (v->s->n_layers + 1);
+    if (each > 1 && in_micro >= each) return MOE_UNKNOWN; /* outside of the layers */
     const struct cell *cell = cell_of(v, (struct moe_ref){.buffer = y->buffer}, rank, layer);
     if (!cell || !cell->content || cell->n < y->rows * y->cols || (host && !cell->host_knows))
         return MOE_UNKNOWN;
     return moe_symbol_reduce(v->s, symbol, rank, cell->content, index);
+}
+
+int64_t moe_values_total(const struct moe_values *v, struct moe_ref ref, int rank, int layer)
+{
+    const struct cell *cell = cell_of(v, ref, rank, layer);
+    if (!cell || !cell->content) return MOE_UNKNOWN;
+    int64_t sum = 0;
+    for (int i = 0; i < cell->n; i++) sum += cell->content[i];
+    return sum;
 }
 
 static int64_t host_value(void *ctx, int symbol, int rank, int layer, int index)

@@ -28,6 +28,9 @@ struct moe_env moe_values_host(struct moe_values *v);
 /* ...and as the device knows them (kernels need no host sync). */
 struct moe_env moe_values_device(struct moe_values *v);
 
+/* The sum of an int64 buffer, as the device knows it. */
+int64_t moe_values_total(const struct moe_values *v, struct moe_ref ref, int rank, int layer);
+
 /* What capacity rules make of the rows that tokens chose, over all ranks and layers of the step: `dropped` of
  * `chosen` stay behind, `padded` empty ones travel besides. Where tokens have several capacities (see LIMIT)
  * counts cannot say how rows spread over them: dropped is a lower bound, dropped and padded still make the

@@ -115,7 +115,8 @@ static void test_deletions(void **state)
                 (size_t)(--first->n_instances - i) * sizeof *first->itinerary);
         break;
     }
-    assert_int_equal(check(&whole, "the gradient of embedding lacks 2 contributions"), 1u << 4);
+    assert_true(1u << 4 &
+                check(&whole, "embedding runs 1 times too rarely for what its forward pass computed"));
     close_piped(&whole);
 }
 
