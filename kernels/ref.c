@@ -1,38 +1,9 @@
 /* ref.c - see ref.h. Compiled once per real type. No pointer is moved for an array without elements: adding
  * even zero to a null pointer is undefined. */
-#include "kernels/ref.h"
+#include "kernels/ref_internal.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-/* The index, proved to be in 0..n-1. */
-static int64_t checked(int64_t index, int64_t n)
-{
-    if (index < 0 || index >= n) {
-        fprintf(stderr, "moesim: bug: kernel index %lld is not in [0, %lld)\n", (long long)index,
-                (long long)n);
-        abort();
-    }
-    return index;
-}
-
-/* Adding and replacing differ here, and where an output is cleared first and then added to. */
-static void put(moe_real *to, double value, bool add)
-{
-    *to = (moe_real)(add ? *to + value : value);
-}
-
-static void clear(int64_t n, moe_real *x)
-{
-    for (int64_t i = 0; i < n; i++) x[i] = 0;
-}
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* Eight sums, so that an addition need not wait for the one before, and several fit one instruction. */
 static double dot(int64_t n, const moe_real *x, const moe_real *y)
@@ -274,15 +245,6 @@ static void largest(int64_t E, int64_t K, const moe_real *p, int32_t *best)
     }
 }
 
-/* The choices first .. end - 1 of expert e get the rows from `row` on; returns the row after them. */
-static int64_t number(int64_t first, int64_t end, int64_t e, const int32_t *expert, int64_t row,
-                      int32_t *slot)
-{
-    for (int64_t i = first; i < end; i++)
-        if (expert[i] == e) slot[i] = (int32_t)row++;
-    return row;
-}
-
 void MOE_REAL(moe_ref_topk)(int64_t T, int64_t E, int64_t K, const moe_real *logits, moe_real *prob,
                             int32_t *expert, int32_t *slot, int64_t *counts)
 {
@@ -305,45 +267,6 @@ void MOE_REAL(moe_ref_topk_bwd)(int64_t T, int64_t E, const moe_real *prob, cons
     for (int64_t t = 0; t < T; t++) {
         double mean = dot(E, prob + t * E, dprob + t * E);
         for (int64_t i = t * E; i < (t + 1) * E; i++) put(&dlogits[i], prob[i] * (dprob[i] - mean), add);
-    }
-}
-
-/* Of the choices first .. end - 1 those of expert e, and of these the first C stay, by position or by
- * probability; inserting with a strict comparison gives ties to the earlier token, and C of them even when
- * prob holds NaN. list: room for all of them. */
-static void keep(int64_t first, int64_t end, int64_t E, int64_t K, int64_t C, int64_t e, bool by_position,
-                 const moe_real *prob, const int32_t *expert, int32_t *list, int32_t *kept_expert)
-{
-    int64_t n = 0;
-    for (int64_t i = first; i < end; i++) {
-        if (expert[i] != e) continue;
-        int64_t at = n++;
-        for (; !by_position && at > 0 && prob[i / K * E + e] > prob[list[at - 1] / K * E + e]; at--)
-            list[at] = list[at - 1];
-        list[at] = (int32_t)i;
-    }
-    for (int64_t at = 0; at < n; at++) kept_expert[list[at]] = at < C ? (int32_t)e : -1;
-}
-
-/* slot holds the lists of `keep` until the rows are numbered. */
-void MOE_REAL(moe_ref_limit)(int64_t T, int64_t E, int64_t K, int64_t C, int64_t G, bool by_position,
-                             bool pad, const moe_real *prob, const int32_t *expert, int32_t *slot,
-                             int32_t *kept_expert, int64_t *kept, int64_t *arrive)
-{
-    int64_t n_groups = T > 0 ? (T + G - 1) / G : 0, n = T * K, row = 0;
-    for (int64_t i = 0; i < n; i++) checked(expert[i], E);
-    for (int64_t first = 0; first < n; first += G * K)
-        for (int64_t e = 0; e < E; e++)
-            keep(first, least(first + G * K, n), E, K, C, e, by_position, prob, expert, slot, kept_expert);
-    for (int64_t i = 0; i < n; i++) slot[i] = -1;
-    for (int64_t e = 0; e < E; e++) {
-        int64_t before = row;
-        for (int64_t g = 0; g < n_groups; g++) {
-            if (pad) row = (e * n_groups + g) * C;
-            row = number(g * G * K, least((g + 1) * G * K, n), e, kept_expert, row, slot);
-        }
-        kept[e] = pad ? C * n_groups : row - before;
-        if (pad) arrive[e] = kept[e];
     }
 }
 

@@ -1,8 +1,8 @@
 /* ref - the kernels of an MoE transformer in plain C: the truth that every device's version is compared with.
  *
  * Stands on nothing: no other folder is included. One source, two real types: declarations and definitions
- * are written once with moe_real and MOE_REAL(name); this header reads its own declarations twice, and ref.c
- * is compiled twice, with MOE_REAL_F64 defined for double. So moe_ref_gemm_f32 and moe_ref_gemm_f64 both
+ * are written once with moe_real and MOE_REAL(name); this header reads its own declarations twice, and ref*.c
+ * are compiled twice, with MOE_REAL_F64 defined for double. So moe_ref_gemm_f32 and moe_ref_gemm_f64 both
  * exist.
  *
  * Everywhere: matrices are row major; an output is replaced completely (zeros included) unless `add` is true,
@@ -17,6 +17,10 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+
+/* Who stays of the choices that a group of tokens makes of an expert: the most probable (ties: the earlier
+ * token); the first tokens; those with the lowest k, of these the first; the tokens with the largest hash. */
+enum moe_ref_order { MOE_REF_BY_PROB, MOE_REF_BY_POSITION, MOE_REF_BY_CHOICE, MOE_REF_RANDOM };
 
 #define moe_real float
 #define MOE_REAL(name) name##_f32
@@ -95,18 +99,35 @@ void MOE_REAL(moe_ref_topk)(int64_t T, int64_t E, int64_t K, const moe_real *log
 void MOE_REAL(moe_ref_topk_bwd)(int64_t T, int64_t E, const moe_real *prob, const moe_real *dprob,
                                 moe_real *dlogits, bool add);
 
+/* counts [E] -> largest [1], 0 without experts. Cost: reads E int64. */
+void MOE_REAL(moe_ref_largest)(int64_t E, const int64_t *counts, int64_t *largest);
+
+/* -> y [1] = value. */
+void MOE_REAL(moe_ref_set)(int64_t value, int64_t *y);
+
 /* prob [T,E], expert [T,K] -> slot [T,K], kept_expert [T,K], kept [E], arrive [E] (not touched unless pad):
  * a capacity of C rows for each expert and group of G consecutive tokens (G > 0 unless T is 0; the last group
- * may be short). A group keeps, of the choices of an expert, the C most probable (ties: the earlier token),
- * or the first C by_position.
+ * may be short). A group keeps, of the choices of an expert, C by `order`; at random, token t has the hash of
+ * seed + t.
  * Result: kept_expert is the expert, or -1 for a dropped choice. slot is the row of a kept choice, in order
  * of expert, then token; else -1. Rows are packed and kept[e] counts those of e; or, with pad, group g of
- * expert e starts at row (e * n_groups + g) * C, n_groups = ceil(T / G), and kept[e] = arrive[e] =
+ * expert e starts at row (e * n_groups + g) * C, n_groups = max(1, ceil(T / G)), and kept[e] = arrive[e] =
  * C * n_groups for every expert. Cost: reads and writes 4*T*K int32, E int64; O(T*K*E) comparisons, and the
  * square of the choices of a group and expert. Source: Megatron-LM, apply_router_token_dropping. */
-void MOE_REAL(moe_ref_limit)(int64_t T, int64_t E, int64_t K, int64_t C, int64_t G, bool by_position,
-                             bool pad, const moe_real *prob, const int32_t *expert, int32_t *slot,
-                             int32_t *kept_expert, int64_t *kept, int64_t *arrive);
+void MOE_REAL(moe_ref_limit)(int64_t T, int64_t E, int64_t K, int64_t C, int64_t G, enum moe_ref_order order,
+                             bool pad, uint64_t seed, const moe_real *prob, const int32_t *expert,
+                             int32_t *slot, int32_t *kept_expert, int64_t *kept, int64_t *arrive);
+
+/* prob [T,E], expert [T,K] -> gate [T,E] = prob / s of the token's experts, 0 of others; s is the sum of prob
+ * over the token's experts, 2^-23 at least; -1 is no expert. Cost: reads T*K, T*K int32; writes T*E.
+ * Source: DeepSpeed, top2gating (clamp at the epsilon of float32); Tutel, extract_critical. */
+void MOE_REAL(moe_ref_normalize)(int64_t T, int64_t E, int64_t K, const moe_real *prob, const int32_t *expert,
+                                 moe_real *gate);
+
+/* The inputs of normalize and dgate [T,E] -> dprob [T,E], zero where the token has no expert.
+ * Cost: reads 2*T*K, T*K int32 (+ T*E with add); writes T*E. */
+void MOE_REAL(moe_ref_normalize_bwd)(int64_t T, int64_t E, int64_t K, const moe_real *prob,
+                                     const int32_t *expert, const moe_real *dgate, moe_real *dprob, bool add);
 
 /* prob [T,E], all_counts [E] -> loss [1] = factor * sum over t, e of prob[t,e] * all_counts[e].
  * Cost: reads T*E, E int64; writes 1. */

@@ -7,7 +7,14 @@
 #include <string.h>
 
 /* Words of a member. After these: what it sends to each member, then what it expects from each. */
-enum { COLLECTIVE, TYPE, LABEL, LABEL_BYTES = 2 * MOE_NAME, COUNTS = LABEL + LABEL_BYTES / sizeof(int64_t) };
+enum {
+    COLLECTIVE,
+    REDUCTION,
+    TYPE,
+    LABEL,
+    LABEL_BYTES = 2 * MOE_NAME,
+    COUNTS = LABEL + LABEL_BYTES / sizeof(int64_t)
+};
 
 static const char *label_of(const int64_t *said)
 {
@@ -18,6 +25,7 @@ static void say(int64_t *said, const struct moe_transfer *t, const char *label, 
 {
     const enum moe_collective collective = t->op->collective;
     said[COLLECTIVE] = collective;
+    said[REDUCTION] = t->op->reduction;
     said[TYPE] = t->op->type;
     strncpy((char *)&said[LABEL], label, LABEL_BYTES - 1);
     for (int i = 0; i < n; i++) {
@@ -39,12 +47,15 @@ static int compare(const int64_t *said, const int *ranks, int n)
             const int j = (i + apart) % n;
             const int64_t *a = said + i * words, *b = said + j * words;
             const int64_t sends = a[COUNTS + j], expects = b[COUNTS + n + i];
-            if (sends == expects && a[TYPE] == b[TYPE] && a[COLLECTIVE] == b[COLLECTIVE]) continue;
+            if (sends == expects && a[TYPE] == b[TYPE] && a[COLLECTIVE] == b[COLLECTIVE] &&
+                a[REDUCTION] == b[REDUCTION])
+                continue;
             return moe_fail(MOE_EVERDICT,
-                            "%s: rank %d sends %lld %s (%s) to rank %d, which expects %lld %s (%s)",
+                            "%s: rank %d sends %lld %s (%s%s) to rank %d, which expects %lld %s (%s%s)",
                             label_of(a), ranks[i], (long long)sends, moe_type_text[a[TYPE]],
-                            moe_collective_text[a[COLLECTIVE]], ranks[j], (long long)expects,
-                            moe_type_text[b[TYPE]], moe_collective_text[b[COLLECTIVE]]);
+                            moe_collective_text[a[COLLECTIVE]], moe_reduction_text[a[REDUCTION]], ranks[j],
+                            (long long)expects, moe_type_text[b[TYPE]], moe_collective_text[b[COLLECTIVE]],
+                            moe_reduction_text[b[REDUCTION]]);
         }
     return MOE_OK;
 }

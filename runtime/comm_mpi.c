@@ -135,8 +135,9 @@ static int mpi_start(struct moe_communicator *c, const struct moe_transfer *t)
         return check(MPI_Ireduce_scatter(t->in, t->out, send, type, MPI_SUM, m->comm, &m->request),
                      "MPI_Ireduce_scatter");
     default:
-        return check(MPI_Iallreduce(t->in == t->out ? MPI_IN_PLACE : t->in, t->out, send[0], type, MPI_SUM,
-                                    m->comm, &m->request),
+        return check(MPI_Iallreduce(t->in == t->out ? MPI_IN_PLACE : t->in, t->out, send[0], type,
+                                    t->op->reduction == MOE_REDUCE_MAX ? MPI_MAX : MPI_SUM, m->comm,
+                                    &m->request),
                      "MPI_Iallreduce");
     }
 }

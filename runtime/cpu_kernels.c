@@ -27,6 +27,18 @@ static void gemm(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, co
                C, (int)n);
 }
 
+static const enum moe_ref_order order[] = {[MOE_LIMIT_BY_PROB] = MOE_REF_BY_PROB,
+                                           [MOE_LIMIT_BY_POSITION] = MOE_REF_BY_POSITION,
+                                           [MOE_LIMIT_BY_CHOICE] = MOE_REF_BY_CHOICE,
+                                           [MOE_LIMIT_RANDOM] = MOE_REF_RANDOM};
+
+/* Seed of the rank's first token in this step and layer; the next token has the next. */
+static uint64_t drawn_from(const struct moe_launch *launch)
+{
+    uint64_t run = moe_hash64(launch->op->seed ^ moe_hash64((uint64_t)launch->step));
+    return moe_hash64(run ^ (uint64_t)launch->layer) + (uint64_t)launch->dims[5];
+}
+
 void MOE_REAL(moe_cpu_run)(const struct moe_launch *launch)
 {
     const struct moe_op *op = launch->op;
@@ -49,8 +61,12 @@ void MOE_REAL(moe_cpu_run)(const struct moe_launch *launch)
     RUN(ADD_BWD, add_bwd, d[0], in[0], out[0], out[1], add, add1)
     RUN(TOPK, topk, d[0], d[1], d[2], in[0], out[0], out[1], out[2], out[3])
     RUN(TOPK_BWD, topk_bwd, d[0], d[1], in[0], in[1], out[0], add)
-    RUN(LIMIT, limit, d[0], d[1], d[2], d[3], d[4], op->mode & MOE_LIMIT_BY_POSITION,
-        op->mode & MOE_LIMIT_PAD, in[0], in[1], out[0], out[1], out[2], out[3])
+    RUN(LARGEST, largest, d[0], in[0], out[0])
+    RUN(SET, set, d[0], out[0])
+    RUN(LIMIT, limit, d[0], d[1], d[2], d[3], d[4], order[op->mode & MOE_LIMIT_ORDER],
+        op->mode & MOE_LIMIT_PAD, drawn_from(launch), in[0], in[1], out[0], out[1], out[2], out[3])
+    RUN(NORMALIZE, normalize, d[0], d[1], d[2], in[0], in[1], out[0])
+    RUN(NORMALIZE_BWD, normalize_bwd, d[0], d[1], d[2], in[0], in[1], in[2], out[0], add)
     RUN(AUX_LOSS, aux_loss, d[0], d[1], op->factor / launch->divisor, in[0], in[1], out[0])
     RUN(AUX_LOSS_BWD, aux_loss_bwd, d[0], d[1], op->factor / launch->divisor, in[0], out[0], add)
     RUN(SELECT, select, d[0], d[1], d[2], d[3], in[0], out[0], out[1])

@@ -8,8 +8,8 @@
  * Types: token, target, expert and slot are int32; counts are int64; sums of squares are float64; all other
  * tensors are of that real type. writes[i].accumulate is honoured for every gradient that several operations
  * may contribute to (the outputs of embed_bwd, rmsnorm_bwd, attention_bwd, add_bwd, gemm, topk_bwd,
- * aux_loss_bwd, permute_bwd, sort_rows, unsort_rows, grouped_gemm, grouped_wgrad and swiglu_bwd) and for
- * sqnorm.
+ * aux_loss_bwd, permute_bwd, sort_rows, unsort_rows, grouped_gemm, grouped_wgrad, swiglu_bwd and
+ * normalize_bwd) and for sqnorm.
  * Result: that of kernels/ref.h; matrix products up to the rounding of another order of additions.
  * Errors: none; accumulate elsewhere, or an index out of range, aborts. */
 void moe_cpu_run_f32(const struct moe_launch *launch);

@@ -11,7 +11,7 @@
  *   dims      values of the operation's dims; they and the rows of groups are what sizes are known by
  *   rows      [groups] for operations of class GROUPED (groups = dims[0]), else NULL
  *   divisor   SCALE, AUX_LOSS and its backward
- *   step      of the optimizer, for ADAMW; the first is 1 */
+ *   step      of the optimizer, for ADAMW; the first is 1; it and layer for what LIMIT draws */
 struct moe_launch {
     const struct moe_op *op;
     const void *in[MOE_REFS];
@@ -20,6 +20,7 @@ struct moe_launch {
     const int64_t *rows;
     double divisor;
     int64_t step;
+    int layer;
 };
 
 struct moe_device {

@@ -80,7 +80,8 @@ static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
 {
     struct moe_execution *x = ctx;
     const struct moe_symbol *y = &x->s->symbols[symbol];
-    if (y->buffer < 0) return moe_symbol_initial(x->s, (struct moe_env){value, x}, symbol, rank, index);
+    if (y->buffer < 0)
+        return moe_symbol_initial(x->s, (struct moe_env){value, x}, symbol, rank, layer, index);
     int place = moe_slot(x->s, (struct moe_ref){.buffer = y->buffer}, layer);
     if (place >= 0 && place < x->s->buffers[y->buffer].slots &&
         index < moe_symbol_count(x->s, symbol, rank)) {
@@ -206,7 +207,7 @@ static int resolve(struct moe_execution *x, struct slot **in, struct slot **out)
 static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **out)
 {
     const struct moe_op *op = x->now.op;
-    struct moe_launch launch = {.op = op, .step = x->steps + 1};
+    struct moe_launch launch = {.op = op, .step = x->steps + 1, .layer = x->now.layer};
     for (int i = 0; i < op->n_reads; i++) launch.in[i] = in[i]->data;
     for (int i = 0; i < op->n_writes; i++) launch.out[i] = out[i]->data;
     for (int i = 0; i < op->n_dims; i++)

@@ -86,6 +86,11 @@ int moe_other(struct moe_builder *b, int comm)
     return new_expr(b, (struct moe_expr){MOE_EXPR_OTHER, .a = comm});
 }
 
+int moe_max(struct moe_builder *b, int x, int y)
+{
+    return new_expr(b, (struct moe_expr){MOE_EXPR_MAX, .a = x, .b = y});
+}
+
 int moe_place(struct moe_builder *b, int comm)
 {
     return new_expr(b, (struct moe_expr){MOE_EXPR_PLACE, .a = comm});
@@ -94,6 +99,16 @@ int moe_place(struct moe_builder *b, int comm)
 int moe_ceil(struct moe_builder *b, int x, int y, double factor)
 {
     return new_expr(b, (struct moe_expr){MOE_EXPR_CEIL, .a = x, .b = y, .factor = factor});
+}
+
+int moe_ceil_f32(struct moe_builder *b, int x, int y, double factor)
+{
+    return new_expr(b, (struct moe_expr){MOE_EXPR_CEIL_F32, .a = x, .b = y, .factor = factor});
+}
+
+int moe_trunc(struct moe_builder *b, int x, double factor)
+{
+    return new_expr(b, (struct moe_expr){MOE_EXPR_TRUNC, .a = x, .factor = factor});
 }
 
 int moe_new_symbol(struct moe_builder *b, const char *name, int buffer, bool by_row, struct moe_symbol like)

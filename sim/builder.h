@@ -31,8 +31,11 @@ int moe_add(struct moe_builder *b, int x, int y);
 int moe_mul(struct moe_builder *b, int x, int y);
 int moe_min(struct moe_builder *b, int x, int y);
 int moe_other(struct moe_builder *b, int comm);
+int moe_max(struct moe_builder *b, int x, int y);
 int moe_place(struct moe_builder *b, int comm);
 int moe_ceil(struct moe_builder *b, int x, int y, double factor); /* ceil(x / y * factor), 0 when y is 0 */
+int moe_ceil_f32(struct moe_builder *b, int x, int y, double factor); /* the same, the product in float */
+int moe_trunc(struct moe_builder *b, int x, double factor);           /* x * factor without its fraction */
 
 /* A symbol over `buffer` (-1: known from the start); scope, comm, rows and cols as in `like`. */
 int moe_new_symbol(struct moe_builder *b, const char *name, int buffer, bool by_row, struct moe_symbol like);

@@ -175,6 +175,19 @@ static void check_known(struct moe_checker *c, int rank, const struct moe_here *
     c->stop = true;
 }
 
+/* Does the framework go on here? */
+static bool check_needs(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    if (h->op->kind != MOE_KERNEL || !h->op->needs) return true;
+    int64_t low = moe_eval(c->s, c->host, h->op->low, rank, h->layer, 0),
+            high = moe_eval(c->s, c->host, h->op->high, rank, h->layer, 0);
+    if (low <= high) return true;
+    moe_check_verdict(c, 8, rank, moe_check_label(h).text, "%s: %" PRId64 " is above %" PRId64, h->op->needs,
+                      low, high);
+    c->refused = true;
+    return false;
+}
+
 /* ---- the run ---- */
 
 /* Runs a rank up to its next collective. */
@@ -187,7 +200,7 @@ static bool advance(struct moe_checker *c, int rank)
         moved = true;
         check_reads(c, rank, &h);
         check_known(c, rank, &h);
-        if (c->stop) break;
+        if (c->stop || !check_needs(c, rank, &h)) break;
         if (h.op->kind == MOE_COLLECTIVE) {
             c->place[rank].waiting = true;
             break;
@@ -252,6 +265,7 @@ static void run(struct moe_checker *c)
     while (moved && !c->stop) {
         moved = false;
         for (int r = 0; r < c->s->n_ranks; r++) moved |= advance(c, r);
+        c->stop |= c->refused; /* when every rank has come as far */
         for (int r = 0; r < c->s->n_ranks && !c->stop; r++) {
             if (!c->place[r].waiting) continue;
             int comm = here_of(c, r).op->comm, group = c->s->comms[comm].group_of[r];
@@ -273,7 +287,8 @@ static void keep_causes(struct moe_verdicts *v)
 {
     int kept = 0;
     for (int i = 0; i < v->n; i++) {
-        if (v->item[i].check_class <= 2 || v->item[i].check_class == 14) {
+        int class = v->item[i].check_class;
+        if (class <= 2 || class == 8 || class == 14) {
             v->item[kept++] = v->item[i];
             continue;
         }

@@ -12,10 +12,14 @@
  *                right ranks, once
  *   C6 content   nothing is read before it was written, or while another stream may be writing it (in one
  *                schedule that is an error: nothing else orders the two); every output is written, every
- * input is read C7 aux loss  the auxiliary loss and its gradient have one coefficient and divisor C8, C16
- * where ranks have lists of their own: one capacity rule; one update for copies of a parameter C14 shapes
- * kernels fit what they read and write (kernel_shapes.c); backward operations undo the forward ones; ranks
- * compute the same function of their data Cost: O(operations * ranks + int64 elements moved). */
+ *                input is read
+ *   C7 aux loss  the auxiliary loss and its gradient have one coefficient and divisor
+ *   C8 capacity  what a capacity rule needs of tokens and capacity holds on every rank; where ranks have
+ *                lists of their own, they have one rule
+ *   C14 shapes   kernels fit what they read and write (kernel_shapes.c); backward operations undo the
+ *                forward ones; ranks compute the same function of their data
+ *   C16 update   where ranks have lists of their own, copies of a parameter are updated alike
+ * Cost: O(operations * ranks + int64 elements moved). */
 #ifndef MOE_CHECK_H
 #define MOE_CHECK_H
 
@@ -30,9 +34,14 @@ enum moe_severity { MOE_SEVERITIES(X) MOE_SEVERITY_COUNT };
 #undef X
 extern const char *const moe_severity_text[];
 
+/* What a library may do when members disagree on a size: it takes sizes on trust. Source: reports of NCCL and
+ * PyTorch; in one, a rank passes and the next collective of the communicator stalls. */
+#define MOE_OUTCOMES "hang", "silent wrong data", "truncated", "desynchronised"
+
 struct moe_verdict {
     int check_class; /* 1: C1, ... */
     enum moe_severity severity;
+    bool undefined; /* any of MOE_OUTCOMES may follow */
     int n_ranks;
     int *ranks;            /* [n_ranks] those concerned, ascending */
     int n_layers;          /* 0: the operation is of no layer */

@@ -34,6 +34,12 @@ static uint64_t of_expr(const struct moe_checker *c, int rank, int expr, int lay
     return value == MOE_UNKNOWN ? 0 : (uint64_t)value;
 }
 
+/* The number of a rank's first token is another on each. */
+static bool is_place(const struct moe_op *op, int dim)
+{
+    return op->kernel == MOE_K_LIMIT && dim == 5;
+}
+
 static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct moe_here *h, bool same_tokens)
 {
     const struct moe_op *op = h->op;
@@ -46,7 +52,7 @@ static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct mo
     if (k->uses & MOE_USES_DIVISOR)
         n = mix(mix(n, of_expr(c, rank, op->divisor, h->layer)), of_expr(c, rank, op->times, h->layer));
     for (int i = 0; i < op->n_dims && op->kernel != MOE_K_SELECT && same_tokens; i++)
-        if (k->free_dims >> i & 1) n = mix(n, of_expr(c, rank, op->dims[i], h->layer));
+        if (k->free_dims >> i & 1 && !is_place(op, i)) n = mix(n, of_expr(c, rank, op->dims[i], h->layer));
     return n;
 }
 

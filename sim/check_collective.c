@@ -78,16 +78,22 @@ static void check_order(struct moe_checker *c, const struct moe_here *h, const i
 
 static void check_pair(struct moe_checker *c, const struct moe_here *h, const int *ranks, int i, int j)
 {
-    int64_t sends = moe_eval(c->s, c->host, h[i].op->send, ranks[i], h[i].layer, j);
-    int64_t expects = moe_eval(c->s, c->host, h[j].op->recv, ranks[j], h[j].layer, i);
-    if (sends == expects && h[i].op->type == h[j].op->type && h[i].op->collective == h[j].op->collective)
+    static const char *const outcomes[] = {MOE_OUTCOMES};
+    const struct moe_op *a = h[i].op, *b = h[j].op;
+    int64_t sends = moe_eval(c->s, c->host, a->send, ranks[i], h[i].layer, j);
+    int64_t expects = moe_eval(c->s, c->host, b->recv, ranks[j], h[j].layer, i);
+    if (sends == expects && a->type == b->type && a->collective == b->collective &&
+        a->reduction == b->reduction)
         return;
     int named = alike(c, ranks[j]) < alike(c, ranks[i]) ? j : i;
     moe_check_verdict(c, 1, ranks[named], moe_check_label(&h[named]).text,
-                      "rank %d sends %" PRId64 " %s (%s) to rank %d, which expects %" PRId64 " %s (%s)",
-                      ranks[i], sends, moe_type_text[h[i].op->type], moe_collective_text[h[i].op->collective],
-                      ranks[j], expects, moe_type_text[h[j].op->type],
-                      moe_collective_text[h[j].op->collective]);
+                      "rank %d sends %" PRId64 " %s (%s%s) to rank %d, which expects %" PRId64
+                      " %s (%s%s); the outcome is one of: %s, %s, %s, %s",
+                      ranks[i], sends, moe_type_text[a->type], moe_collective_text[a->collective],
+                      moe_reduction_text[a->reduction], ranks[j], expects, moe_type_text[b->type],
+                      moe_collective_text[b->collective], moe_reduction_text[b->reduction], outcomes[0],
+                      outcomes[1], outcomes[2], outcomes[3]);
+    c->out->item[c->out->n - 1].undefined = true;
     c->stop = true;
 }
 

@@ -22,6 +22,7 @@ struct moe_checker {
      * was right. Stops at 255. */
     unsigned char *times;
     bool stop;         /* a collective cannot complete */
+    bool refused;      /* a rank stopped at what its framework refuses */
     double clip_limit; /* of the first gradient that was clipped: all have one norm; 0: none was */
     struct moe_kernel_shape *shapes; /* [MOE_K_COUNT] */
     bool *roomy;                     /* [n_buffers] filled by what moves data */

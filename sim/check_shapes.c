@@ -240,9 +240,10 @@ static bool check_form(struct moe_checker *c, int rank, const struct moe_here *h
     }
     for (int i = 0; i < k->n_reads; i++) integers &= k->reads[i].type != MOE_TYPE_COUNT;
     for (int i = 0; i < k->n_writes; i++) integers &= k->writes[i].type != MOE_TYPE_COUNT;
-    if (integers && op->type != MOE_I32) {
-        moe_check_verdict(c, 14, rank, moe_check_label(h).text, "computes %s, expected int32",
-                          moe_type_text[op->type]);
+    enum moe_type type = k->writes[0].type;
+    if (integers && op->type != type) {
+        moe_check_verdict(c, 14, rank, moe_check_label(h).text, "computes %s, expected %s",
+                          moe_type_text[op->type], moe_type_text[type]);
         right = false;
     }
     return right;

@@ -27,9 +27,13 @@ static const struct {
     [MOE_K_TOPK] = {"T E K: logits[TE] > prob[TE] expert:index[TK] slot:index[TK] counts:routed[E]",
                     MOE_K_TOPK_BWD, 0},
     [MOE_K_TOPK_BWD] = {"T E K: prob[TE] dprob[TE] > +dlogits[TE]", NONE, 0},
-    [MOE_K_LIMIT] = {"T E K C G P: prob[TE] expert:index[TK] counts:count[E]"
+    [MOE_K_LIMIT] = {"T E K C G N: prob[TE] expert:index[TK] counts:count[E]"
                      " > slot:index[TK] kept_expert:index[TK] "
                      "kept:count[E] arrive?:count[E]", NONE, MOE_USES_MODE},
+    [MOE_K_LARGEST] = {"E: counts:count[E] > largest:count[1]", NONE, 0},
+    [MOE_K_SET] = {"v: > y:count[1]", NONE, 0},
+    [MOE_K_NORMALIZE] = {"T E K: prob[TE] expert:index[TK] > gate[TE]", MOE_K_NORMALIZE_BWD, 0},
+    [MOE_K_NORMALIZE_BWD] = {"T E K: prob[TE] expert:index[TK] dgate[TE] > +dprob[TE]", NONE, 0},
     [MOE_K_AUX_LOSS] = {"T E: prob[TE] all_counts:count[E]"
                         " > loss:output[1]", MOE_K_AUX_LOSS_BWD, FACTOR | DIVISOR},
     [MOE_K_AUX_LOSS_BWD] = {"T E: all_counts:count[E] > +dprob[TE]", NONE, FACTOR | DIVISOR},

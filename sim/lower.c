@@ -9,11 +9,13 @@ static const struct moe_dispatcher dispatchers[] = {
     {"alltoall", moe_alltoall, .pads = true},
     {"allgather", moe_allgather},
     {"deepep", moe_deepep, .dropless = true},
+    {"gshard", moe_gshard, .pads = true, .always_pads = true},
 };
-static void limit_dropless(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
 static const struct moe_capacity_rule capacity_rules[] = {
-    {"dropless", limit_dropless},
+    {"dropless", moe_limit_dropless},
     {"megatron", moe_limit_megatron},
+    {"deepspeed", moe_limit_deepspeed},
+    {"tutel", moe_limit_tutel},
 };
 #define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
 
@@ -172,11 +174,6 @@ static void make_buffers(struct moe_builder *b, struct model *m)
 }
 
 /* ---- one layer ---- */
-
-static void limit_dropless(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity)
-{
-    (void)b, (void)m, (void)capacity; /* everything leaves as it was chosen */
-}
 
 /* `n` operations for each of `count`. */
 static int times(struct moe_builder *b, int count, int n)
@@ -353,7 +350,7 @@ static void lower_layer(struct moe_builder *b, struct model *m)
 {
     struct moe_layer *y = &m->layer;
     struct moe_capacity capacity = m->sc->capacity;
-    capacity.pad &= m->dispatcher->pads;
+    capacity.pad = (capacity.pad && m->dispatcher->pads) || m->dispatcher->always_pads;
     if (m->sc->heads) lower_attention(b, m);
     emit_norm(b, m, "moe_norm", m->attended, m->moe_gain, y->x);
     emit_gemm(b, m, "router", y->x, m->router, m->logits, y->E);
@@ -533,9 +530,15 @@ int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *d
 {
     int rule = find_rule(sc);
     MOE_TRY(rule);
-    if (dispatcher->dropless && capacity_rules[rule].limit != limit_dropless)
+    if (dispatcher->dropless && capacity_rules[rule].limit != moe_limit_dropless)
         return moe_fail(MOE_EINPUT, "%s: dispatcher %s does not go with capacity rule %s, expected dropless",
                         sc->name, dispatcher->name, capacity_rules[rule].name);
+    if (dispatcher->dropless && sc->counts)
+        return moe_fail(
+            MOE_EINPUT,
+            "%s: routing.counts do not say how many tokens go to a rank, which dispatcher %s needs, "
+            "expected skew and seed",
+            sc->name, dispatcher->name);
     return lower(sc, dispatcher, &capacity_rules[rule], out);
 }
 

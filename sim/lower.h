@@ -38,19 +38,46 @@ struct moe_layer {
 struct moe_dispatcher {
     const char *name;
     void (*forward)(struct moe_builder *b, const struct moe_layer *m);
-    bool pads;     /* moves padded rows when the capacity rule pads */
-    bool dropless; /* goes with rules that drop nothing only: counts do not tell what else it would send */
+    bool pads;        /* moves padded rows when the capacity rule pads */
+    bool dropless;    /* goes with rules that drop nothing only: counts do not tell what else it would send */
+    bool always_pads; /* the capacity rule must pad; dropless pads to the largest count of the group */
 };
 void moe_alltoall(struct moe_builder *b, const struct moe_layer *m);  /* lower_alltoall.c */
 void moe_allgather(struct moe_builder *b, const struct moe_layer *m); /* lower_allgather.c */
+void moe_gshard(struct moe_builder *b, const struct moe_layer *m);    /* lower_gshard.c */
 void moe_deepep(struct moe_builder *b, const struct moe_layer *m);    /* lower_deepep.c */
 
-/* Decides which of the chosen rows leave: replaces expert, slot, counts and n_rows of the layer. */
+/* Decides which of the chosen rows leave: replaces expert, slot, counts and n_rows of the layer, and prob
+ * where what is left is weighted otherwise. */
 struct moe_capacity_rule {
     const char *name;
     void (*limit)(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
 };
+void moe_limit_dropless(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
 void moe_limit_megatron(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
+void moe_limit_deepspeed(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
+void moe_limit_tutel(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
+
+/* What rules are made of: lower_limit.c. Results are expressions.
+ *
+ * The largest count of an expert on this rank, or with `agree` over the expert-parallel group: a kernel, an
+ * all-reduce of one number, a host sync. */
+int moe_lower_largest(struct moe_builder *b, const struct moe_layer *m, bool agree);
+/* The most tokens of any rank of the expert-parallel group, agreed on in the same way. */
+int moe_lower_most_tokens(struct moe_builder *b, const struct moe_layer *m);
+/* Tokens that share a capacity: the rank's, or a fixed number when a run is cut into parts. */
+int moe_lower_group(struct moe_builder *b, const struct moe_layer *m, const struct moe_capacity *capacity);
+struct moe_limiting {
+    int capacity;      /* expression: C */
+    int order;         /* MOE_LIMIT_...: who stays */
+    int low, high;     /* as of moe_op */
+    const char *needs; /* as of moe_op */
+};
+/* Keeps at most C rows of each expert, or pads to C. */
+void moe_lower_limit(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity,
+                     struct moe_limiting limit);
+/* From here on the layer weighs rows by prob / (its sum over the experts that a token has now). */
+void moe_lower_normalize(struct moe_builder *b, struct moe_layer *m);
 
 /* The experts: rows [n, H] by local expert, `group` the symbol with each expert's rows; returns rows [n, H].
  */

@@ -1,6 +1,7 @@
 /* scenario.c - see scenario.h. */
 #include "sim/scenario.h"
 
+#include "sim/routing.h"
 #include "sim/yaml.h"
 
 #include <errno.h>
@@ -9,7 +10,7 @@
 #include <string.h>
 
 struct nodes {
-    const struct moe_yaml *model, *layout, *tokens, *routing, *capacity, *sync;
+    const struct moe_yaml *model, *layout, *tokens, *routing, *counts, *capacity, *sync;
 };
 struct draft {
     struct moe_scenario sc;
@@ -53,13 +54,50 @@ static const struct moe_key model_keys[] = {
     {"heads", MOE_KEY_INT, FIELD(sc.heads), .min = 0, .max = 1024},
     {"sequence", MOE_KEY_INT, FIELD(sc.sequence), .min = 1, .max = 1 << 20},
 };
-static const struct moe_key capacity_keys[] = {
-    {"rule", MOE_KEY_TEXT, FIELD(sc.capacity.rule), .required = true},
-    {"factor", MOE_KEY_REAL, FIELD(sc.capacity.factor), .min = 1e-6, .max = 1e6},
-    {"drop", MOE_KEY_CHOICE, FIELD(sc.capacity.by_position), .choices = drops},
-    {"pad", MOE_KEY_CHOICE, FIELD(sc.capacity.pad), .choices = booleans},
-    {"group_tokens", MOE_KEY_INT, FIELD(sc.capacity.group_tokens), .min = 0, .max = 1 << 24},
-};
+#define CAPACITY(member) FIELD(sc.capacity.member)
+#define RULE                                                                                                 \
+    {                                                                                                        \
+        "rule", MOE_KEY_TEXT, CAPACITY(rule), .required = true                                               \
+    }
+#define FACTOR(least)                                                                                        \
+    {                                                                                                        \
+        "factor", MOE_KEY_REAL, CAPACITY(factor), .min = (least), .max = 1e6                                 \
+    }
+#define YES_OR_NO(key)                                                                                       \
+    {                                                                                                        \
+#key, MOE_KEY_CHOICE, CAPACITY(key), .choices = booleans                                             \
+    }
+#define NUMBER(key, least, most)                                                                             \
+    {                                                                                                        \
+#key, MOE_KEY_INT, CAPACITY(key), .min = (least), .max = (most)                                      \
+    }
+#define DROP                                                                                                 \
+    {                                                                                                        \
+        "drop", MOE_KEY_CHOICE, CAPACITY(by_position), .choices = drops                                      \
+    }
+#define GROUP NUMBER(group_tokens, 0, 1 << 24)
+static const struct moe_key dropless_keys[] = {RULE};
+static const struct moe_key megatron_keys[] = {RULE, FACTOR(1e-6), DROP, YES_OR_NO(pad), GROUP};
+/* The last two for top_k 1. */
+static const struct moe_key deepspeed_keys[] = {RULE,
+                                                FACTOR(1e-6),
+                                                NUMBER(min_capacity, 0, 1 << 24),
+                                                YES_OR_NO(drop_tokens),
+                                                YES_OR_NO(agree),
+                                                YES_OR_NO(clamp),
+                                                GROUP,
+                                                YES_OR_NO(random_tokens),
+                                                NUMBER(seed, 0, 1e15)};
+static const struct moe_key deepspeed_many_keys[] = {RULE,
+                                                     FACTOR(1e-6),
+                                                     NUMBER(min_capacity, 0, 1 << 24),
+                                                     YES_OR_NO(drop_tokens),
+                                                     YES_OR_NO(agree),
+                                                     YES_OR_NO(clamp),
+                                                     GROUP,
+                                                     DROP};
+static const struct moe_key tutel_keys[] = {RULE, FACTOR(-1e6), YES_OR_NO(unequal_tokens),
+                                            NUMBER(align, 1, 1 << 24), GROUP};
 static const struct moe_key layout_keys[] = {
     {"ranks", MOE_KEY_INT, FIELD(sc.ranks), .required = true, .min = 1, .max = 16384},
     {"expert_parallel", MOE_KEY_INT, FIELD(sc.expert_parallel), .min = 1, .max = 16384},
@@ -71,6 +109,9 @@ static const struct moe_key layout_keys[] = {
 static const struct moe_key routing_keys[] = {
     {"skew", MOE_KEY_REAL, FIELD(sc.skew), .min = 0, .max = 10},
     {"seed", MOE_KEY_INT, FIELD(sc.seed), .min = 0, .max = 1e15},
+};
+static const struct moe_key counts_keys[] = {
+    {"counts", MOE_KEY_NODE, FIELD(node.counts), .required = true},
 };
 #define COUNT(keys) ((int)(sizeof(keys) / sizeof *(keys)))
 
@@ -162,12 +203,104 @@ static int read_model(const struct moe_yaml *node, struct draft *d)
     return moe_yaml_read(node, keys, COUNT(keys), d);
 }
 
+static const struct moe_yaml *value_of(const struct moe_yaml *map, const char *key)
+{
+    for (int i = 0; map->kind == MOE_YAML_MAP && i < map->n; i++)
+        if (!strcmp(map->key[i], key)) return &map->item[i];
+    return NULL;
+}
+
+/* Keys by rule; of a rule that nobody knows moe_lower says so, so that its keys do not matter. */
+static int read_capacity(const struct moe_yaml *node, struct draft *d)
+{
+    const struct moe_yaml *rule = value_of(node, "rule");
+    const char *name = rule && rule->kind == MOE_YAML_SCALAR ? rule->text : "";
+    int64_t K = d->sc.top_k;
+#define READ(keys) moe_yaml_read(node, keys, COUNT(keys), d)
+    if (!strcmp(name, "megatron")) return READ(megatron_keys);
+    if (!strcmp(name, "tutel")) return READ(tutel_keys);
+    if (!strcmp(name, "dropless")) return READ(dropless_keys);
+    if (!strcmp(name, "deepspeed"))
+        return K > 2 ? READ(deepspeed_many_keys)
+                     : moe_yaml_read(node, deepspeed_keys, COUNT(deepspeed_keys) - (K == 1 ? 0 : 2), d);
+    if (!rule || rule->kind != MOE_YAML_SCALAR) return READ(megatron_keys); /* it says what is missing */
+#undef READ
+    moe_copy_name(d->sc.capacity.rule, name);
+    return MOE_OK;
+}
+
+static int read_routing(const struct moe_yaml *node, struct draft *d)
+{
+    if (value_of(node, "counts")) return moe_yaml_read(node, counts_keys, COUNT(counts_keys), d);
+    return moe_yaml_read(node, routing_keys, COUNT(routing_keys), d);
+}
+
+static int expect_list(const struct moe_yaml *node, int64_t n, const char *of)
+{
+    if (node->kind == MOE_YAML_LIST && node->n == n) return MOE_OK;
+    return moe_fail(MOE_EINPUT, "%s:%d: counts: expected a list with one entry per %s (%lld)", node->file,
+                    node->line, of, (long long)n);
+}
+
+/* Rows of a rank for every expert: each token has top_k different experts. */
+static int read_rank_counts(const struct moe_yaml *node, int64_t tokens, int64_t top_k, int32_t *out)
+{
+    int64_t sum = 0;
+    for (int e = 0; e < node->n; e++) {
+        const struct moe_yaml *value = &node->item[e];
+        char *end = NULL;
+        long long count = value->kind == MOE_YAML_SCALAR ? strtoll(value->text, &end, 10) : -1;
+        if (!end || end == value->text || *end || count < 0 || count > tokens)
+            return moe_fail(MOE_EINPUT,
+                            "%s:%d: counts: expected a whole number from 0 to %lld, the rank's tokens",
+                            value->file, value->line, (long long)tokens);
+        out[e] = (int32_t)count;
+        sum += count;
+    }
+    if (sum == tokens * top_k) return MOE_OK;
+    return moe_fail(MOE_EINPUT, "%s:%d: counts: their sum is %lld, expected %lld tokens x top_k %lld",
+                    node->file, node->line, (long long)sum, (long long)tokens, (long long)top_k);
+}
+
+/* counts[layer][rank][expert] */
+static int read_counts(const struct moe_yaml *node, struct moe_scenario *sc)
+{
+    int64_t layers = sc->layers * sc->micro_batches;
+    MOE_TRY(expect_list(node, layers, "layer"));
+    for (int l = 0; l < node->n; l++) {
+        MOE_TRY(expect_list(&node->item[l], sc->ranks, "rank"));
+        for (int r = 0; r < node->item[l].n; r++)
+            MOE_TRY(expect_list(&node->item[l].item[r], sc->experts, "expert"));
+    }
+    sc->counts = moe_alloc((size_t)layers * (size_t)sc->ranks * (size_t)sc->experts, sizeof *sc->counts);
+    int32_t *out = sc->counts;
+    for (int l = 0; l < node->n; l++)
+        for (int r = 0; r < node->item[l].n; r++, out += sc->experts)
+            MOE_TRY(read_rank_counts(&node->item[l].item[r], sc->tokens[r], sc->top_k, out));
+    return MOE_OK;
+}
+
+struct moe_routing *moe_scenario_routing(const struct moe_scenario *sc)
+{
+    int L = (int)(sc->layers * sc->micro_batches), R = (int)sc->ranks, E = (int)sc->experts,
+        K = (int)sc->top_k;
+    if (!sc->counts) return moe_routing_generate(L, R, E, K, sc->tokens, sc->skew, (uint64_t)sc->seed);
+    struct moe_routing *r = moe_routing_new(L, R, E, K);
+    memcpy(r->tokens, sc->tokens, (size_t)R * sizeof *r->tokens);
+    memcpy(r->counts, sc->counts, (size_t)L * (size_t)R * (size_t)E * sizeof *r->counts);
+    return r;
+}
+
 static int read_all(const struct moe_yaml *root, struct draft *d)
 {
     struct moe_scenario *sc = &d->sc;
     moe_copy_name(sc->dispatcher, "alltoall");
     moe_copy_name(sc->capacity.rule, "dropless");
     sc->capacity.factor = 1;
+    sc->capacity.min_capacity = 4;
+    sc->capacity.drop_tokens = sc->capacity.agree = sc->capacity.random_tokens = 1;
+    sc->capacity.clamp = MOE_CLAMP_TOP1;
+    sc->capacity.align = 1;
     sc->sequence = 64;
     sc->pipeline_parallel = sc->micro_batches = 1;
     sc->learning_rate = 0.003;
@@ -176,15 +309,16 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     MOE_TRY(moe_yaml_read(root, top_keys, COUNT(top_keys), d));
     MOE_TRY(read_model(d->node.model, d));
     MOE_TRY(moe_yaml_read(d->node.layout, layout_keys, COUNT(layout_keys), d));
-    if (d->node.routing) MOE_TRY(moe_yaml_read(d->node.routing, routing_keys, COUNT(routing_keys), d));
-    if (d->node.capacity) MOE_TRY(moe_yaml_read(d->node.capacity, capacity_keys, COUNT(capacity_keys), d));
+    if (d->node.routing) MOE_TRY(read_routing(d->node.routing, d));
+    if (d->node.capacity) MOE_TRY(read_capacity(d->node.capacity, d));
     if (d->node.sync) MOE_TRY(moe_sync_read(d->node.sync, &sc->sync));
     if (!sc->expert_parallel && sc->ranks % sc->pipeline_parallel == 0)
         sc->expert_parallel = sc->ranks / sc->pipeline_parallel;
     if (!sc->expert_parallel) sc->expert_parallel = 1;
     MOE_TRY(at(d->node.layout, moe_scenario_check_layout(sc)));
     MOE_TRY(check_model(d->node.model, sc));
-    return read_tokens(d->node.tokens, sc);
+    MOE_TRY(read_tokens(d->node.tokens, sc));
+    return d->node.counts ? read_counts(d->node.counts, sc) : MOE_OK;
 }
 
 int moe_scenario_parse(const char *name, const char *text, struct moe_scenario **out)
@@ -203,6 +337,7 @@ done:
     if (err < 0) {
         free(d.sc.tokens);
         moe_sync_free(&d.sc.sync);
+        free(d.sc.counts);
     }
     return err;
 }
@@ -228,6 +363,7 @@ void moe_scenario_free(struct moe_scenario *sc)
     if (!sc) return;
     free(sc->tokens);
     moe_sync_free(&sc->sync);
+    free(sc->counts);
     free(sc->text);
     free(sc);
 }

@@ -5,27 +5,34 @@
  *   layout:           {ranks: 4, expert_parallel: 4, rank_order: consecutive,   # or strided
  *                      pipeline_parallel: 1, micro_batches: 1, pipeline: 1f1b}   # or gpipe
  *   tokens_per_rank:  256             # of a micro-batch; or a list with one number per rank
- *   dispatcher:       alltoall        # or allgather, deepep
+ *   dispatcher:       alltoall        # or allgather, deepep, gshard
  *   capacity:         {rule: megatron, factor: 1.25, drop: probs, pad: false}   # default: rule dropless
  *   dtype:            float32         # or float64, bfloat16 (not for capture)
  *   optimizer:        adamw           # or sgd
  *   learning_rate:    0.003
  *   clip_norm:        1.0             # 0: gradients are not clipped
  *   aux_loss:         0.01            # coefficient of the load-balancing loss; 0: none
- *   loss:             per_token       # divided by the tokens of all ranks; or mean_of_ranks: each rank's
- * mean, # averaged gradient_sync:    [{do: sum, of: shared, over: dp}, ...]   # the order of sync.h, when not
- * the default overlap_grad_reduce: false        # sum the gradients of a layer as soon as its backward pass
- * is over routing:          {skew: 0.5, seed: 1}   # for check and simulate; a trace brings its own topology:
- * dgx_h100        # for simulate; may be named on the command line
+ *   loss:             per_token       # divided by all tokens; or mean_of_ranks: the mean of each rank's mean
+ *   gradient_sync:    [{do: sum, of: shared, over: dp}, ...]   # the order of sync.h, when not the default
+ *   overlap_grad_reduce: false        # sum a layer's gradients as soon as its backward pass is over
+ *   routing:          {skew: 0.5, seed: 1}   # for check and simulate; a trace brings its own
+ *                                   # or {counts: [[[8, 0, 4, 4], ...], ...]}: by layer, rank, expert
+ *   topology:         dgx_h100        # for simulate; may be named on the command line
  *
  * Only model (heads and sequence excepted), layout and tokens_per_rank are required. heads: 0 leaves
  * attention out. Presets (presets.c, which says what of them our model cannot express): mixtral_8x7b,
  * deepseek_v3, qwen3_moe_235b, olmoe_1b_7b, switch_base_128. layout.rank_order: the ranks that split the
  * experts are neighbours (consecutive), or as far from each other as can be (strided), so that the copies of
  * an expert are neighbours. layout.pipeline_parallel: stages, each of as many layers and of consecutive
- * ranks; the first holds the embedding, the last its copy for the output head. capacity.drop: probs keeps the
- * most probable rows, position the first. capacity.group_tokens: the tokens that share a capacity, when not
- * all of a rank do. */
+ * ranks; the first holds the embedding, the last its copy for the output head. routing.counts are by layer of
+ * every micro-batch, one after the other.
+ *
+ * Keys of capacity, by rule (what they do: lower_RULE.c):
+ *   megatron    factor: 1, drop: probs (or position), pad: false
+ *   deepspeed   factor: 1, min_capacity: 4, drop_tokens: true, agree: true, clamp: true for top-1 alone,
+ *               drop: probs (top_k above 2), random_tokens: true and seed: 0 (top_k 1)
+ *   tutel       factor: 1 (0 or below: from counts), unequal_tokens: false, align: 1
+ *   all three   group_tokens: the tokens that share a capacity, when not all of a rank do */
 #ifndef MOE_SCENARIO_H
 #define MOE_SCENARIO_H
 
@@ -33,12 +40,16 @@
 
 enum { MOE_VOCAB = 256 }; /* the model reads and predicts bytes */
 
+enum moe_clamp { MOE_CLAMP_NO, MOE_CLAMP_YES, MOE_CLAMP_TOP1 };
 struct moe_capacity {
     char rule[MOE_NAME];
     double factor;
     int by_position; /* 0: keep the most probable */
     int pad;
     int64_t group_tokens; /* 0: all tokens of the rank */
+    int64_t min_capacity, seed, align;
+    int drop_tokens, agree, random_tokens, unequal_tokens;
+    int clamp; /* enum moe_clamp */
 };
 
 enum moe_optimizer { MOE_ADAMW, MOE_SGD };
@@ -54,6 +65,7 @@ struct moe_scenario {
     int pipeline;    /* enum moe_pipeline */
     int rank_order;  /* enum moe_rank_order */
     int64_t *tokens; /* [ranks] */
+    int32_t *counts; /* [layers, ranks, experts] of the routing, or NULL: it is drawn */
     char dispatcher[MOE_NAME], topology[MOE_NAME];
     struct moe_capacity capacity;
     int dtype;     /* enum moe_type: MOE_F32, MOE_F64 or MOE_BF16 */
@@ -67,14 +79,19 @@ struct moe_scenario {
 };
 
 /* Errors: MOE_EINPUT "file:line: ..." for YAML errors, unknown keys, values out of range, expert_parallel
- * that does not divide ranks or experts, top_k above experts, a token list of another length than ranks. The
- * dispatcher's name is checked by moe_lower, which owns their table. */
+ * that does not divide ranks or experts, top_k above experts, a token list of another length than ranks,
+ * counts that are not those of the tokens, keys that the capacity rule does not know. The dispatcher's name
+ * is checked by moe_lower, which owns their table. */
 int moe_scenario_load(const char *path, struct moe_scenario **out);
 int moe_scenario_parse(const char *name, const char *text, struct moe_scenario **out);
 void moe_scenario_free(struct moe_scenario *sc);
 
 /* Tokens of a step: those of all micro-batches of the ranks of a stage. */
 int64_t moe_scenario_tokens(const struct moe_scenario *sc);
+
+/* The routing that the scenario says: its counts, or drawn. */
+struct moe_routing;
+struct moe_routing *moe_scenario_routing(const struct moe_scenario *sc);
 
 /* Does expert_parallel divide the ranks of a stage, and experts; and the stages ranks and layers? Errors:
  * MOE_EINPUT, without file and line. */

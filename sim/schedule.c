@@ -31,6 +31,7 @@ const bool moe_recv_per_peer[] = {MOE_COLLECTIVES(X)};
 const bool moe_reduces[] = {MOE_COLLECTIVES(X)};
 #undef X
 #define X(name, text) text,
+const char *const moe_reduction_text[] = {MOE_REDUCTIONS(X)};
 const char *const moe_op_kind_text[] = {MOE_OP_KINDS(X)};
 const char *const moe_pass_text[] = {MOE_PASSES(X)};
 #undef X
@@ -126,10 +127,11 @@ int64_t moe_symbol_reduce(const struct moe_schedule *s, int symbol, int rank, co
     return sum;
 }
 
-int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int index)
+int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int layer,
+                           int index)
 {
     const struct moe_symbol *y = &s->symbols[symbol];
-    if (y->expr) return moe_eval(s, env, y->expr, rank, 0, index);
+    if (y->expr) return moe_eval(s, env, y->expr, rank, layer, index);
     if (y->scope == MOE_SCOPE_RANK) return s->tokens[rank];
     if (y->scope == MOE_SCOPE_PEER) {
         const struct moe_comm *c = &s->comms[y->comm];
@@ -156,10 +158,25 @@ static int64_t ceil_of(int64_t a, int64_t b, double factor)
     return value < 9e18 ? (int64_t)value : MOE_UNKNOWN;
 }
 
+/* torch: a quotient of Python numbers, a float64, times a tensor of float32, is a float32 (founding_cases.md
+ * A.1 1: 100 x 1.1 gives 110). */
+static int64_t ceil_f32_of(int64_t a, int64_t b, double factor)
+{
+    float ratio = b ? (float)((double)a / (double)b) : 0, value = ceilf(ratio * (float)factor);
+    return value < 9e18F ? (int64_t)value : MOE_UNKNOWN;
+}
+
+/* int() of Python (founding_cases.md A.2: 0.29 x 100 gives 28). */
+static int64_t trunc_of(int64_t a, double factor)
+{
+    double value = trunc((double)a * factor);
+    return fabs(value) < 9e18 ? (int64_t)value : MOE_UNKNOWN;
+}
+
 int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int index)
 {
     const struct moe_expr *e = &s->exprs[expr];
-    int64_t a, b;
+    int64_t a, b, sum;
     switch (e->op) {
     case MOE_EXPR_CONST: return e->value;
     case MOE_EXPR_PLACE: return s->comms[e->a].index_of[rank];
@@ -179,9 +196,12 @@ int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int
     b = moe_eval(s, env, e->b, rank, layer, index);
     if (a == MOE_UNKNOWN || b == MOE_UNKNOWN) return MOE_UNKNOWN;
     switch (e->op) {
-    case MOE_EXPR_ADD: return a + b;
-    case MOE_EXPR_MUL: return a * b;
+    case MOE_EXPR_ADD: return __builtin_add_overflow(a, b, &sum) ? MOE_UNKNOWN : sum;
+    case MOE_EXPR_MUL: return __builtin_mul_overflow(a, b, &sum) ? MOE_UNKNOWN : sum;
     case MOE_EXPR_MIN: return a < b ? a : b;
+    case MOE_EXPR_MAX: return a > b ? a : b;
+    case MOE_EXPR_CEIL_F32: return ceil_f32_of(a, b, e->factor);
+    case MOE_EXPR_TRUNC: return trunc_of(a, e->factor);
     default: return ceil_of(a, b, e->factor);
     }
 }
@@ -214,6 +234,9 @@ static const char *wrong_kernel(const struct moe_schedule *s, const struct moe_o
     if (cost == MOE_COST_GROUPED && !in_range(op->group, s->n_symbols)) return "group";
     if (!in_range(op->divisor, s->n_exprs)) return "divisor";
     if (!in_range(op->times, s->n_exprs)) return "times";
+    if (!in_range(op->low, s->n_exprs) || !in_range(op->high, s->n_exprs)) return "low or high";
+    if (op->kernel == MOE_K_LARGEST && op->n_reads < 1) return "reads of largest";
+    if (op->kernel == MOE_K_SET && op->n_dims < 1) return "dims of set";
     if (op->kernel == MOE_K_LIMIT && (op->n_reads < 3 || op->n_dims < 6)) return "reads or dims of limit";
     if (op->kernel == MOE_K_SPREAD && op->n_dims < 4) return "dims of spread";
     if (op->kernel == MOE_K_SQNORM && (op->n_reads < 1 || op->n_writes < 1)) return "buffers of sqnorm";
@@ -223,6 +246,9 @@ static const char *wrong_kernel(const struct moe_schedule *s, const struct moe_o
 static const char *wrong_collective(const struct moe_schedule *s, const struct moe_op *op)
 {
     if (!in_range((int)op->collective, MOE_COLLECTIVE_COUNT)) return "collective";
+    if (!in_range((int)op->reduction, MOE_REDUCTION_COUNT) ||
+        (op->reduction == MOE_REDUCE_MAX && (op->collective != MOE_ALLREDUCE || op->type != MOE_I64)))
+        return "reduction";
     if (!in_range(op->comm, s->n_comms)) return "communicator";
     if (op->n_reads != 1 || op->n_writes != 1) return "buffers of a collective";
     if (!in_range(op->send, s->n_exprs) || !in_range(op->recv, s->n_exprs)) return "send or recv";

@@ -20,8 +20,8 @@
  * MEMORY moves `bytes`; GEMM is [m, k] x [k, n]; GROUPED is one GEMM per group with rows from `group`. */
 #define MOE_COSTS(X) X(MEMORY) X(GEMM) X(GROUPED)
 
-/* Computations. What each reads and writes, in dims: kernel_shapes.c, one row each. What it computes, in plain C:
- * kernels/ref.h. A slot of -1 is a dropped row: nothing is moved, its weight counts as 0. */
+/* Computations. What each reads and writes, in dims: kernel_shapes.c, one row each. What it computes, in
+ * plain C: kernels/ref.h. A slot of -1 is a dropped row: nothing is moved, its weight counts as 0. */
 #define MOE_KERNELS(X) \
    X(EMBED,        "embed",        MEMORY) \
    X(EMBED_BWD,    "embed_bwd",    MEMORY) \
@@ -34,7 +34,11 @@
    X(GEMM,         "gemm",         GEMM) \
    X(TOPK,         "topk",         MEMORY) \
    X(TOPK_BWD,     "topk_bwd",     MEMORY) \
+   X(LARGEST,      "largest",      MEMORY) \
+   X(SET,          "set",          MEMORY) \
    X(LIMIT,        "limit",        MEMORY) \
+   X(NORMALIZE,    "normalize",    MEMORY) \
+   X(NORMALIZE_BWD,"normalize_bwd",MEMORY) \
    X(AUX_LOSS,     "aux_loss",     MEMORY) \
    X(AUX_LOSS_BWD, "aux_loss_bwd", MEMORY) \
    X(SELECT,       "select",       MEMORY) \
@@ -57,21 +61,24 @@
    X(SGD,          "sgd",          MEMORY) \
    X(ADAMW,        "adamw",        MEMORY)
 
-/* Who counts what, and whether elements are added up. Per peer: send (or recv) is evaluated at index = the peer's
- * place in the group, and the buffer holds the parts in that order; else it is one number.
+/* Who counts what, and whether elements are added up. Per peer: send (or recv) is evaluated at index = the
+ * peer's place in the group, and the buffer holds the parts in that order; else it is one number.
  *                      text            send per peer, recv per peer, reduces */
 #define MOE_COLLECTIVES(X) \
         X(ALLTOALL,      "alltoall",      true,  true,  false) \
         X(ALLREDUCE,     "allreduce",     false, false, true) \
         X(ALLGATHER,     "allgather",     false, true,  false) \
         X(REDUCESCATTER, "reducescatter", true,  false, true)
+/* What a collective that reduces makes of the elements; text goes behind its name. */
+#define MOE_REDUCTIONS(X) X(SUM, "") X(MAX, " max")
 #define MOE_OP_KINDS(X) X(KERNEL, "kernel") X(COLLECTIVE, "collective") X(HOST_SYNC, "host_sync")
 #define MOE_PASSES(X) \
-        X(FORWARD, "forward") X(BACKWARD, "backward") X(SYNC, "sync") X(CLIPPING, "clipping") X(UPDATE, "update")
+        X(FORWARD, "forward") X(BACKWARD, "backward") X(SYNC, "sync") \
+        X(CLIPPING, "clipping") X(UPDATE, "update")
 
 /* INPUT   filled by the runtime before the step (token ids, targets)
- * COUNTS  int64 [E]: rows of this rank for every expert; the kernel that writes it is where routing enters (and
- *         SPREAD, which counts tokens by member of the group)
+ * COUNTS  int64 [E]: rows of this rank for every expert; the kernel that writes it is where routing enters
+ *         (and SPREAD, which counts tokens by member of the group)
  * INDEX   other integers that kernels hand to kernels
  * STATE   of the optimizer: kept from step to step, zero at first
  * NORM    float64 [1]: a sum of squares that must cover the right ranks (a moe_param without a buffer)
@@ -81,13 +88,16 @@
 #define MOE_EXPR_OPS(X) \
         X(CONST)  /* value */ \
         X(PLACE)  /* the rank's place in its group of communicator a */ \
-        X(OTHER)  /* 1 at an index that is not the rank's own place in its group of communicator a, else 0 */ \
+        X(OTHER)  /* 1 at an index other than the rank's place in its group of communicator a, else 0 */ \
         X(SYM)    /* symbol a at the index under evaluation */ \
         X(SUM)    /* sum of symbol a over all its indices on the rank */ \
         X(ADD)    /* a + b */ \
         X(MUL)    /* a * b */ \
         X(MIN)    /* the smaller of a and b */ \
-        X(CEIL)   /* ceil((double)a / (double)b * factor), all in double */
+        X(MAX)    /* the larger of a and b */ \
+        X(CEIL)   /* ceil((double)a / (double)b * factor), all in double */ \
+        X(CEIL_F32) /* ceil((float)((double)a / (double)b) * (float)factor), the product in float */ \
+        X(TRUNC)  /* a * factor in double, without its fraction; b stays 0 */
 /* clang-format on */
 
 #define X(name, text, bytes) MOE_##name,
@@ -102,6 +112,9 @@ enum moe_kernel { MOE_KERNELS(X) MOE_K_COUNT };
 #define X(name, text, send_per_peer, recv_per_peer, reduces) MOE_##name,
 enum moe_collective { MOE_COLLECTIVES(X) MOE_COLLECTIVE_COUNT };
 #undef X
+#define X(name, text) MOE_REDUCE_##name,
+enum moe_reduction { MOE_REDUCTIONS(X) MOE_REDUCTION_COUNT };
+#undef X
 #define X(name, text) MOE_##name,
 enum moe_op_kind { MOE_OP_KINDS(X) MOE_OP_KIND_COUNT };
 enum moe_pass { MOE_PASSES(X) MOE_PASS_COUNT };
@@ -113,8 +126,8 @@ enum moe_buffer_role { MOE_BUFFER_ROLES(X) MOE_BUF_ROLE_COUNT };
 enum moe_expr_op { MOE_EXPR_OPS(X) MOE_EXPR_OP_COUNT };
 #undef X
 
-extern const char *const moe_type_text[],
-    *const moe_kernel_text[], *const moe_collective_text[], *const moe_op_kind_text[], *const moe_pass_text[];
+extern const char *const moe_type_text[], *const moe_kernel_text[], *const moe_collective_text[];
+extern const char *const moe_reduction_text[], *const moe_op_kind_text[], *const moe_pass_text[];
 extern const bool moe_send_per_peer[], moe_recv_per_peer[], moe_reduces[];
 extern const int moe_type_bytes[];
 extern const enum moe_cost moe_kernel_cost[];
@@ -191,10 +204,16 @@ struct moe_ref {
 };
 
 enum { MOE_REFS = 6, MOE_DIMS = 6 };
+/* Mode of LIMIT. Who stays of the choices of an expert: the most probable; the first tokens; the first, with
+ * all first choices before all second ones; or tokens drawn anew in every step and layer. */
 enum {
-    MOE_LIMIT_BY_POSITION = 1,
-    MOE_LIMIT_PAD = 2
-}; /* mode bits of LIMIT; without the first: by probability */
+    MOE_LIMIT_BY_PROB,
+    MOE_LIMIT_BY_POSITION,
+    MOE_LIMIT_BY_CHOICE,
+    MOE_LIMIT_RANDOM,
+    MOE_LIMIT_ORDER = 3, /* these bits */
+    MOE_LIMIT_PAD = 4
+};
 enum { MOE_STREAM_COMPUTE, MOE_STREAM_COMM, MOE_STREAM_COUNT };
 
 struct moe_op {
@@ -203,6 +222,7 @@ struct moe_op {
     enum moe_op_kind kind;
     enum moe_kernel kernel;         /* KERNEL */
     enum moe_collective collective; /* COLLECTIVE */
+    enum moe_reduction reduction;   /* ALLREDUCE: MAX of int64 alone */
     int comm;                       /* COLLECTIVE */
     enum moe_type type;             /* element type of the data moved or computed */
     int stream;
@@ -217,11 +237,14 @@ struct moe_op {
     int group;     /* GROUPED: symbol with the rows of each group, else -1 */
     int bytes;     /* KERNEL of class MEMORY: expression, bytes read and written */
     int flops;     /* KERNEL of class MEMORY: expression, arithmetic beside the bytes; 0: it does not count */
-    int mode;      /* LIMIT: bits */
-    int divisor;   /* SCALE, AUX_LOSS: expression */
-    int times;     /* SCALE: expression; 0: one */
-    double factor; /* SGD, ADAMW: learning rate; AUX_LOSS: coefficient; CLIP: largest norm */
-    double decay;  /* ADAMW: weight decay */
+    int mode;      /* LIMIT: order and padding */
+    uint64_t seed; /* LIMIT at random */
+    int low, high; /* KERNEL: expressions; where low is above high the framework stops, or worse */
+    const char *needs; /* why low must not be above high, in words; NULL: nothing is compared */
+    int divisor;       /* SCALE, AUX_LOSS: expression */
+    int times;         /* SCALE: expression; 0: one */
+    double factor;     /* SGD, ADAMW: learning rate; AUX_LOSS: coefficient; CLIP: largest norm */
+    double decay;      /* ADAMW: weight decay */
     /* Differentiation: a forward operation says which of its reads need a gradient; a backward operation says
      * of which operation it is the backward and which of those reads it serves. */
     uint32_t needs_grad;
@@ -289,8 +312,8 @@ struct moe_env {
 };
 
 /* Value of expression `expr` on `rank` in an instance of `layer`, at `index` (peer or expert). MOE_UNKNOWN is
- * contagious, and the value of a symbol at an index that it does not have (a peer of a larger group). Cost:
- * O(size of the expression + group size for SUM). */
+ * contagious, and the value of a symbol at an index that it does not have (a peer of a larger group), and
+ * that of a sum or product above 63 bits. Cost: O(size of the expression + group size for SUM). */
 int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int index);
 
 /* Number of values a symbol has on a rank (1, group size, or experts). */
@@ -298,8 +321,9 @@ int moe_symbol_count(const struct moe_schedule *s, int symbol, int rank);
 /* Value i of a symbol on a rank, from the content of its buffer. content [rows * cols]. */
 int64_t moe_symbol_reduce(const struct moe_schedule *s, int symbol, int rank, const int64_t *content,
                           int index);
-/* Value i of a symbol that is known from the start (buffer < 0). */
-int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int index);
+/* Value i of a symbol that is known from the start (buffer < 0), or follows by its expression. */
+int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int layer,
+                           int index);
 
 /* Slots of a micro-batch, or all. */
 static inline int moe_slots_each(const struct moe_schedule *s, int buffer)

@@ -109,7 +109,8 @@ static int64_t limit_of(struct moe_values *v, const struct moe_op *op, int rank,
     int64_t T = moe_eval(v->s, env, op->dims[0], rank, layer, 0),
             C = moe_eval(v->s, env, op->dims[3], rank, layer, 0);
     int64_t G = moe_eval(v->s, env, op->dims[4], rank, layer, 0);
-    return G ? C * ((T + G - 1) / G) : 0;
+    if (C == MOE_UNKNOWN) return C;
+    return T > G && G > 0 ? C * ((T + G - 1) / G) : C;
 }
 
 /* What LIMIT keeps of each expert: at most the limit, or exactly that when padded. */
@@ -119,8 +120,28 @@ static struct cell limited_counts(struct moe_values *v, const struct moe_op *op,
     struct cell with = {0};
     if (!counts || !append(&with, counts, 0, counts->n)) return with;
     int64_t most = limit_of(v, op, rank, layer);
+    if (most == MOE_UNKNOWN) {
+        free(with.content);
+        return (struct cell){0};
+    }
     for (int e = 0; e < with.n; e++)
         if (op->mode & MOE_LIMIT_PAD || with.content[e] > most) with.content[e] = most;
+    return with;
+}
+
+/* One number: the largest of what LARGEST reads, or what SET is told. */
+static struct cell one_number(struct moe_values *v, const struct moe_op *op, int rank, int layer)
+{
+    struct cell with = {.n = 1, .cap = 1}, *counts = NULL;
+    int64_t value = op->kernel == MOE_K_SET
+                        ? moe_eval(v->s, moe_values_device(v), op->dims[0], rank, layer, 0)
+                        : MOE_UNKNOWN;
+    if (op->kernel == MOE_K_LARGEST) counts = cell_of(v, op->reads[0], rank, layer);
+    for (int e = 0; counts && counts->content && e < counts->n; e++)
+        if (counts->content[e] > value) value = counts->content[e];
+    if (value == MOE_UNKNOWN) return (struct cell){0};
+    with.content = moe_alloc(1, sizeof *with.content);
+    *with.content = value;
     return with;
 }
 
@@ -133,6 +154,8 @@ void moe_values_kernel(struct moe_values *v, const struct moe_op *op, int rank, 
             store_cell(cell, routed_counts(v, rank, layer));
         else if (op->kernel == MOE_K_LIMIT)
             store_cell(cell, limited_counts(v, op, rank, layer));
+        else if (op->kernel == MOE_K_LARGEST || op->kernel == MOE_K_SET)
+            store_cell(cell, one_number(v, op, rank, layer));
         else if (op->kernel == MOE_K_SPREAD)
             store_cell(cell, routed_peers(v, op, rank, layer));
         else
@@ -163,9 +186,12 @@ static bool allreduce(struct moe_values *v, const struct moe_op *const *ops, con
     for (int i = 0; i < n; i++) {
         const struct cell *from = cell_of(v, ops[i]->reads[0], members[i], layer);
         int64_t count = moe_eval(v->s, moe_values_device(v), ops[i]->send, members[i], layer, 0);
-        if (i > 0 && (count != out[0].n || !from || count > from->n)) return false;
+        if (i > 0 && (count != out[0].n || !from || !from->content || count > from->n)) return false;
         if (i == 0 && !append(&out[0], from, 0, count)) return false;
-        for (int64_t e = 0; i > 0 && e < count; e++) out[0].content[e] += from->content[e];
+        for (int64_t e = 0; i > 0 && e < count; e++) {
+            int64_t *to = &out[0].content[e], with = from->content[e];
+            *to = ops[0]->reduction == MOE_REDUCE_SUM ? *to + with : *to > with ? *to : with;
+        }
     }
     for (int i = 1; i < n; i++) append(&out[i], &out[0], 0, out[0].n);
     return true;
@@ -223,7 +249,7 @@ static int64_t value_of(struct moe_values *v, bool host, int symbol, int rank, i
 {
     const struct moe_symbol *y = &v->s->symbols[symbol];
     struct moe_env env = {.value = host ? host_value : device_value, .ctx = v};
-    if (y->buffer < 0) return moe_symbol_initial(v->s, env, symbol, rank, index);
+    if (y->buffer < 0) return moe_symbol_initial(v->s, env, symbol, rank, layer, index);
     int each = moe_slots_each(v->s, y->buffer), in_micro = layer % (v->s->n_layers + 1);
     if (each > 1 && in_micro >= each) return MOE_UNKNOWN; /* outside of the layers */
     const struct cell *cell = cell_of(v, (struct moe_ref){.buffer = y->buffer}, rank, layer);
@@ -266,9 +292,48 @@ static void add_kept(struct moe_values *v, const struct moe_op *op, int rank, in
 {
     const int32_t *counts = moe_routing_counts(v->r, moe_routed_layer(v->s, layer), rank);
     int64_t most = limit_of(v, op, rank, layer);
+    moe_assert(most != MOE_UNKNOWN);
     for (int e = 0; e < v->r->n_experts; e++) {
         if (counts[e] > most) kept->dropped += counts[e] - most;
         if (counts[e] < most && op->mode & MOE_LIMIT_PAD) kept->padded += most - counts[e];
+    }
+}
+
+/* All ranks of a role run an operation that moves or makes counts, which only they do together. */
+static void run_op(struct moe_values *v, const struct moe_op *op, int role, int layer)
+{
+    for (int rank = 0; rank < v->s->n_ranks && op->kind == MOE_KERNEL; rank++)
+        if (v->s->role_of[rank] == role) moe_values_kernel(v, op, rank, layer);
+    if (op->kind != MOE_COLLECTIVE || op->type != MOE_I64) return;
+    const struct moe_comm *c = &v->s->comms[op->comm];
+    const struct moe_op **ops = moe_alloc((size_t)v->s->n_ranks, sizeof *ops);
+    for (int rank = 0; rank < v->s->n_ranks; rank++) ops[rank] = op;
+    for (int g = 0; g < c->n_groups; g++)
+        if (v->s->role_of[c->members[c->first[g]]] == role) moe_values_collective(v, ops, op->comm, g, layer);
+    free(ops);
+}
+
+static bool limits(const struct moe_op *op)
+{
+    return op->kind == MOE_KERNEL && op->kernel == MOE_K_LIMIT;
+}
+
+static void add_role(struct moe_values *v, int role_id, struct moe_kept *kept)
+{
+    const struct moe_schedule *s = v->s;
+    const struct moe_role *role = &s->roles[role_id];
+    int64_t layers = (int64_t)(role->end_layer - role->first_layer) * s->n_micro;
+    for (int rank = 0; rank < s->n_ranks; rank++)
+        if (s->role_of[rank] == role_id) kept->chosen += s->tokens[rank] * s->top_k * layers;
+    for (int i = 0; i < role->n_instances; i++) {
+        const struct moe_block *block = &role->blocks[role->itinerary[i].block];
+        int n = block->n_ops, layer = role->itinerary[i].layer;
+        while (n > 0 && !limits(&block->ops[n - 1])) n--; /* what comes later moves what is kept */
+        for (int o = 0; o < n; o++) {
+            for (int rank = 0; rank < s->n_ranks && limits(&block->ops[o]); rank++)
+                if (s->role_of[rank] == role_id) add_kept(v, &block->ops[o], rank, layer, kept);
+            run_op(v, &block->ops[o], role_id, layer);
+        }
     }
 }
 
@@ -276,16 +341,7 @@ struct moe_kept moe_values_kept(const struct moe_schedule *s, const struct moe_r
 {
     struct moe_values *v = moe_values_new(s, r);
     struct moe_kept kept = {0};
-    for (int rank = 0; rank < s->n_ranks; rank++) {
-        const struct moe_role *role = &s->roles[s->role_of[rank]];
-        kept.chosen += s->tokens[rank] * s->top_k * (role->end_layer - role->first_layer) * s->n_micro;
-        for (int i = 0; i < role->n_instances; i++) {
-            const struct moe_block *block = &role->blocks[role->itinerary[i].block];
-            for (int o = 0; o < block->n_ops; o++)
-                if (block->ops[o].kind == MOE_KERNEL && block->ops[o].kernel == MOE_K_LIMIT)
-                    add_kept(v, &block->ops[o], rank, role->itinerary[i].layer, &kept);
-        }
-    }
+    for (int role = 0; role < s->n_roles; role++) add_role(v, role, &kept);
     moe_values_free(v);
     return kept;
 }

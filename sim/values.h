@@ -1,9 +1,9 @@
 /* values - the integer side of a schedule: what the count buffers hold on every rank, given a routing.
  *
  * check and simulate run kernels and collectives on int64 buffers for real, since sizes depend on them.
- * A COUNTS buffer, and what SPREAD counts, get the routing of (layer, rank) when a kernel writes them;
- * collectives move int64 content as MPI would; nothing is known before. Memory: 8 bytes per element of int64
- * buffers, rank and layer. */
+ * Capacities follow from counts: LARGEST and SET are computed. A COUNTS buffer, and what SPREAD counts, get
+ * the routing of (layer, rank) when a kernel writes them; collectives move int64 content as MPI would;
+ * nothing is known before. Memory: 8 bytes per element of int64 buffers, rank and layer. */
 #ifndef MOE_VALUES_H
 #define MOE_VALUES_H
 

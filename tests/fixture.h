@@ -40,8 +40,7 @@ static inline struct moe_schedule *fixture_schedule(const struct moe_scenario *s
 
 static inline struct moe_routing *fixture_routing(const struct moe_scenario *sc)
 {
-    return moe_routing_generate((int)(sc->layers * sc->micro_batches), (int)sc->ranks, (int)sc->experts,
-                                (int)sc->top_k, sc->tokens, sc->skew, (uint64_t)sc->seed);
+    return moe_scenario_routing(sc);
 }
 
 /* The operation called `name` of the block with this pass in a role; aborts when there is none. */

@@ -16,6 +16,7 @@ static const struct {
     {"C4", "reduction: every gradient is the sum of every contribution of the right ranks, once"},
     {"C5", "norms: the norm that gradients are clipped by covers every parameter's gradient, once"},
     {"C6", "content: nothing is read before it is written; every output is written"},
+    {"C8", "capacity: what the capacity rule needs of tokens and capacity holds on every rank"},
 };
 enum { CLASS_COUNT = sizeof classes / sizeof *classes };
 
@@ -54,6 +55,15 @@ static void print_text(const struct moe_verdicts *verdicts, int errors, const st
     for (int i = 0; i < CLASS_COUNT && !errors; i++) printf("  %s %s\n", classes[i].name, classes[i].proven);
 }
 
+static json_t *outcomes_json(void)
+{
+    static const char *const outcomes[] = {MOE_OUTCOMES};
+    json_t *list = json_array();
+    for (size_t i = 0; i < sizeof outcomes / sizeof *outcomes; i++)
+        json_array_append_new(list, json_string(outcomes[i]));
+    return list;
+}
+
 static json_t *verdict_json(const struct moe_verdict *v)
 {
     json_t *ranks = json_array(), *layers = json_array();
@@ -61,9 +71,11 @@ static json_t *verdict_json(const struct moe_verdict *v)
     for (int i = 0; i < v->n_layers; i++) json_array_append_new(layers, json_integer(v->layers[i]));
     char name[16];
     snprintf(name, sizeof name, "C%d", v->check_class);
-    return json_pack("{s:s, s:s, s:o, s:o, s:[s], s:s}", "class", name, "severity",
-                     moe_severity_text[v->severity], "ranks", ranks, "layers", layers, "ops", v->op, "text",
-                     v->text);
+    json_t *out = json_pack("{s:s, s:s, s:o, s:o, s:[s], s:s}", "class", name, "severity",
+                            moe_severity_text[v->severity], "ranks", ranks, "layers", layers, "ops", v->op,
+                            "text", v->text);
+    if (v->undefined) json_object_set_new(out, "outcomes", outcomes_json());
+    return out;
 }
 
 static void print_json(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)

@@ -73,9 +73,7 @@ int moe_input_load(const struct moe_args *args, struct moe_input *in)
         const struct moe_scenario *sc = in->scenario;
         if (args->step >= 0) return moe_fail(MOE_EUSAGE, "--step: %s is not a trace", args->input);
         MOE_TRY(moe_lower(sc, &in->schedule));
-        in->routing =
-            moe_routing_generate((int)(sc->layers * sc->micro_batches), (int)sc->ranks, (int)sc->experts,
-                                 (int)sc->top_k, sc->tokens, sc->skew, (uint64_t)sc->seed);
+        in->routing = moe_scenario_routing(sc);
     }
     in->topology = args->topology ? args->topology : in->scenario->topology;
     in->tokens = moe_scenario_tokens(in->scenario);
@@ -103,6 +101,8 @@ void moe_input_print(const struct moe_input *in)
            (long long)in->tokens, plural(in->tokens));
     if (in->step >= 0)
         printf("routing of step %lld\n", (long long)in->step);
+    else if (sc->counts)
+        printf("routing by counts\n");
     else
         printf("routing drawn with skew %g, seed %lld\n", sc->skew, (long long)sc->seed);
 }
@@ -111,6 +111,7 @@ json_t *moe_input_json(const struct moe_input *in)
 {
     const struct moe_scenario *sc = in->scenario;
     json_t *routing = in->step >= 0 ? json_pack("{s:I}", "step", (json_int_t)in->step)
+                      : sc->counts  ? json_pack("{s:s}", "counts", "given")
                                     : json_pack("{s:f, s:I}", "skew", sc->skew, "seed", (json_int_t)sc->seed);
     return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o}", "name", moe_json_text(sc->name),
                      "ranks", (json_int_t)sc->ranks, "expert_parallel", (json_int_t)sc->expert_parallel,

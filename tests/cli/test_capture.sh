@@ -140,6 +140,24 @@ rm -f odd.db*
 disagree --no-agreement
 { [ $code -ne 0 ] && [ $code -ne 5 ] && ! grep -q 'which expects' err; } || fail "asked: exit code $code"
 rm -f odd.db*
+# A capacity that follows from the own tokens: one scenario, other sizes.
+uneven() # [OPTION]
+{
+    cases=$((cases + 1))
+    OMPI_MCA_orte_execute_quiet=1 mpirun -n 2 "$moesim-capture" --scenario \
+        "$source_dir/tests/cases/drop_tokens/variant_d.yaml" --data "$small" -o odd.db --timeout 5 "$@" \
+        > out 2> err
+    code=$?
+}
+uneven
+said='rank 1: layer 0 forward dispatch: rank 0 sends 160 float32 (alltoall) to rank 1, which expects 128'
+grep -q "$said" err ||
+    fail "uneven: $(head -c 900 err)"
+[ $code -eq 5 ] || fail "uneven: exit code $code, expected 5"
+rm -f odd.db*
+uneven --no-agreement
+{ [ $code -ne 0 ] && [ $code -ne 5 ] && ! grep -q 'which expects' err; } || fail "uneven: exit code $code"
+rm -f odd.db*
 mkdir fake
 printf '#!/bin/sh\necho "$@" > asked\nexit 5\n' > fake/mpirun
 chmod +x fake/mpirun

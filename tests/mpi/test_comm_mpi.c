@@ -56,8 +56,22 @@ static void check_alltoall(void)
         expect(run(world, &op, in, in, &two, &two) == MOE_OK);                                               \
         expect(in[0] == 10 && in[1] == 30);                                                                  \
     } while (0)
+/* Of -1, 0, 1, 2 and 3, 2, 1, 0 in place and not; sums would be 2 and 6. */
+static void check_max(void)
+{
+    static const struct moe_op op = {
+        .collective = MOE_ALLREDUCE, .reduction = MOE_REDUCE_MAX, .type = MOE_I64};
+    int64_t in[] = {world->rank - 1, 3 - world->rank}, out[] = {-9, -9};
+    const int64_t two = 2;
+    expect(run(world, &op, in, out, &two, &two) == MOE_OK);
+    expect(out[0] == 2 && out[1] == 3);
+    expect(run(world, &op, in, in, &two, &two) == MOE_OK);
+    expect(in[0] == 2 && in[1] == 3);
+}
+
 static void check_allreduce(void)
 {
+    check_max();
     CHECK_SUM(int32_t, MOE_I32);
     CHECK_SUM(int64_t, MOE_I64);
     CHECK_SUM(float, MOE_F32);
@@ -208,6 +222,10 @@ static void check_agreement(void)
     if (is_two) odd.type = MOE_F64;
     expect_agreement(&odd, "a", &one, &one,
                      "a: rank 1 sends 1 int64 (allreduce) to rank 2, which expects 1 float64 (allreduce)");
+    odd = even[MOE_ALLREDUCE];
+    if (is_two) odd.reduction = MOE_REDUCE_MAX;
+    expect_agreement(&odd, "a", &one, &one,
+                     "a: rank 1 sends 1 int64 (allreduce) to rank 2, which expects 1 int64 (allreduce max)");
     expect_agreement(is_two ? &even[MOE_ALLGATHER] : &even[MOE_ALLREDUCE], "a", &one, (int64_t[]){1, 1, 1, 1},
                      "a: rank 1 sends 1 int64 (allreduce) to rank 2, which expects 1 int64 (allgather)");
     expect_agreement(&even[MOE_ALLREDUCE], is_two ? "b" : "a", &one, &one,

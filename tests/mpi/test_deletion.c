@@ -97,7 +97,8 @@ int main(void)
 {
     static const struct moe_dispatcher alltoall = {"alltoall", moe_alltoall, true},
                                        allgather = {"allgather", moe_allgather, false},
-                                       deepep = {"deepep", moe_deepep, false, true};
+                                       deepep = {"deepep", moe_deepep, false, true},
+                                       gshard = {"gshard", moe_gshard, true, false, true};
     struct moe_communicator *world;
     if (moe_communicator_here()->open(&world) < 0) return 1;
     struct moe_scenario *sc = fixture_scenario(4, 2, "[6, 3, 5, 4]", "");
@@ -113,6 +114,9 @@ int main(void)
     delete_each(sc, &allgather, r, world);
     delete_each(sc, &deepep, r, world);
     delete_each(sc, &toy_dispatcher, r, world);
+    moe_scenario_free(sc);
+    sc = fixture_scenario(4, 2, "[6, 3, 5, 4]", "capacity: {rule: tutel, factor: -1, unequal_tokens: true}");
+    delete_each(sc, &gshard, r, world);
     moe_routing_free(r);
     moe_scenario_free(sc);
     world->table->close(world);

@@ -51,6 +51,11 @@ static const struct variant {
     {"loss: mean_of_ranks\ngradient_sync: [{do: average, of: shared, over: dp}, "
      "{do: average, of: experts, over: edp}, " TIED "{do: divide, of: experts, by: ep}, " NORMS,
      true},
+    {"capacity: {rule: deepspeed, factor: 1.0%s}", true},
+    {"capacity: {rule: deepspeed, drop_tokens: false%s}", false},
+    {"capacity: {rule: tutel, factor: 1.0%s}", true},
+    {"capacity: {rule: tutel, factor: 0%s}", false},
+    {"capacity: {rule: tutel, factor: -1.5, align: 4, unequal_tokens: true%s}", true},
 };
 enum { N_VARIANTS = sizeof variants / sizeof *variants };
 
@@ -153,7 +158,8 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
     snprintf(micro, sizeof micro, "micro_batches: %d", s->n_micro);
     const struct layout alone = {1, 1, all, micro, layout->layers};
     struct moe_scenario *sc1 = scenario(&alone, "alltoall", variant->capacity, sc->tokens[0], dtype);
-    sc1->capacity.pad = false; /* padding moves zeros, and no gradient */
+    sc1->capacity.pad = false;            /* padding moves zeros, and no gradient */
+    sc1->capacity.unequal_tokens = false; /* the parts are equal */
     struct moe_schedule *s1 = fixture_schedule(sc1);
     int64_t before = parity_stage_tokens(s, world->rank, world->rank);
     struct parity_run many, one;
@@ -182,12 +188,12 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
 
 static void compare_layout(struct moe_communicator *world, const struct layout *layout)
 {
-    static const char *const dispatchers[] = {"alltoall", "allgather", "deepep"};
+    static const char *const dispatchers[] = {"alltoall", "allgather", "gshard", "deepep"};
     bool equal = layout->tokens[0] != '[';
     for (int v = 0; v < N_VARIANTS; v++)
-        for (int d = 0; d < 3; d++) {
+        for (int d = 0; d < 4; d++) {
             bool limits = strstr(variants[v].capacity, "rule"), syncs = *variants[v].capacity && !limits;
-            if ((d == 2 && limits) || (d > 0 && syncs)) continue; /* the last one drops nothing */
+            if ((d == 3 && limits) || (d > 0 && syncs)) continue; /* the last one drops nothing */
             if (variants[v].equal_tokens && !equal) continue;
             compare(world, layout, &variants[v], dispatchers[d], "float64", 1e-12);
             compare(world, layout, &variants[v], dispatchers[d], "float32", 1e-5);

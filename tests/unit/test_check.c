@@ -50,6 +50,12 @@ static const char *const variants[] = {
     "capacity: {rule: megatron, factor: 1.25, drop: position}\ndispatcher: allgather",
     "optimizer: sgd\nclip_norm: 0\naux_loss: 0",
     "dispatcher: deepep",
+    "dispatcher: gshard",
+    "dispatcher: gshard\ncapacity: {rule: deepspeed, drop_tokens: false}",
+    "dispatcher: gshard\ncapacity: {rule: tutel, factor: 0, align: 3}",
+    "dispatcher: gshard\ncapacity: {rule: tutel, factor: 1.0, unequal_tokens: true}",
+    "dispatcher: allgather\ncapacity: {rule: deepspeed, factor: 0.5, min_capacity: 0}",
+    "dispatcher: alltoall\ncapacity: {rule: tutel, factor: -0.7}",
     "dispatcher: deepep\nrouting: {skew: 2}\naux_loss: 0",
 };
 enum { N_VARIANTS = sizeof variants / sizeof *variants };
@@ -562,6 +568,7 @@ int main(void)
         cmocka_unit_test(test_silent_faults),
         cmocka_unit_test(test_room_in_buffers),
         cmocka_unit_test(test_other_size_of_sum),
+
         cmocka_unit_test(test_group_larger_than_counts),
         cmocka_unit_test(test_large_layout),
         cmocka_unit_test(test_routing_must_fit),

@@ -1,9 +1,8 @@
 /* test_device_cpu - the host as a device, and properties that every kernel keeps when run through it.
  *
- * The properties run over a miniature model: a table of tensors and a table of calls, which holds every
- * kernel and says of which call another one is the backward. Every call is tried on worlds of several shapes:
- * no tokens, empty experts, all tokens to one expert, K = 1, K = E. Each expert takes one row of every three
- * tokens; the others are dropped. */
+ * The properties run over a miniature model: tables of tensors and of calls, which hold every kernel and
+ * which one is whose backward, in worlds of several shapes. Experts take one row of three tokens, and drop
+ * others. */
 #include "kernels/ref.h"
 #include "runtime/device.h"
 
@@ -16,10 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-
-#include <setjmp.h>
 
 #include <cmocka.h>
 
@@ -43,9 +41,9 @@ static const struct shape shapes[] = {
     {.T = 3, .H = 4, .E = 8, .K = 2, .F = 4, .V = 2, .P = 4},             /* at least two empty experts */
 };
 
-enum { GROUP = 3 };                                         /* tokens that share a capacity of 1 */
-#define PADDED(s) ((s)->E * (((s)->T + GROUP - 1) / GROUP)) /* rows, when each expert is padded to it */
-#define WIDTH(s) (4 * (s)->H)                               /* of attention: two heads, each even */
+enum { GROUP = 3 }; /* tokens that share a capacity of 1; rows, when each expert is padded to it: */
+#define PADDED(s) ((s)->E * ((s)->T ? ((s)->T + GROUP - 1) / GROUP : 1))
+#define WIDTH(s) (4 * (s)->H) /* of attention: two heads, each even */
 
 /* clang-format off */
 /*    name    elements; each has a gradient of the same size, D before its name */
@@ -58,6 +56,7 @@ enum { GROUP = 3 };                                         /* tokens that share
     X(GATE,   s->H * s->E) \
     X(LOGITS, s->T * s->E) \
     X(PROB,   s->T * s->E) \
+    X(SHARE,  s->T * s->E) \
     X(ROWS,   s->T * s->K * s->H) \
     X(SORTED, s->T * s->K * s->H) \
     X(SENT,   PADDED(s) * s->H) \
@@ -80,6 +79,7 @@ enum { GROUP = 3 };                                         /* tokens that share
     X(KEPT,        s->E,        MOE_I64) \
     X(PEER_SLOT,   s->T * s->P, MOE_I32) \
     X(TOKENS_FOR,  s->P,        MOE_I64) \
+    X(ONE,         1,           MOE_I64) \
     X(NORM,        1,           MOE_F64)
 /*    name  value */
 #define DIMS(X) \
@@ -135,6 +135,8 @@ struct call {
 };
 
 /* clang-format off */
+#define LIMIT_DIMS {D_T, D_E, D_K, D_CAPACITY, D_GROUP, D_P}
+#define LIMIT_OUT {KEPT_SLOT, KEPT_EXPERT, KEPT}
 static const struct call calls[] = {
     {MOE_K_EMBED, {D_T, D_H, D_V}, {TOKEN, EMB}, {X}},
     {MOE_K_EMBED_BWD, {D_T, D_H, D_V}, {TOKEN, DX}, {DEMB}, .back = 1, .add = 1},
@@ -152,10 +154,15 @@ static const struct call calls[] = {
     {MOE_K_GEMM, {D_V, D_H, D_T}, {DSCORES, X}, {DEMB}, .trans_a = true, .back = 2, .add = 1},
     {MOE_K_TOPK, {D_T, D_E, D_K}, {LOGITS}, {PROB, EXPERT, SLOT, COUNTS}},
     {MOE_K_TOPK_BWD, {D_T, D_E, D_K}, {PROB, DPROB}, {DLOGITS}, .back = 1, .add = 1},
-    {MOE_K_LIMIT, {D_T, D_E, D_K, D_CAPACITY, D_GROUP, D_P}, {PROB, EXPERT, COUNTS},
-     {KEPT_SLOT, KEPT_EXPERT, KEPT, KEPT}, .mode = MOE_LIMIT_PAD, .free = 4},
-    {MOE_K_LIMIT, {D_T, D_E, D_K, D_CAPACITY, D_GROUP, D_P}, {PROB, EXPERT, COUNTS},
-     {KEPT_SLOT, KEPT_EXPERT, KEPT}, .mode = MOE_LIMIT_BY_POSITION, .free = 4},
+    {MOE_K_LIMIT, LIMIT_DIMS, {PROB, EXPERT, COUNTS}, {KEPT_SLOT, KEPT_EXPERT, KEPT, KEPT},
+     .mode = MOE_LIMIT_PAD, .free = 4},
+    {MOE_K_LIMIT, LIMIT_DIMS, {PROB, EXPERT, COUNTS}, LIMIT_OUT, .mode = MOE_LIMIT_BY_POSITION, .free = 4},
+    {MOE_K_LIMIT, LIMIT_DIMS, {PROB, EXPERT, COUNTS}, LIMIT_OUT, .mode = MOE_LIMIT_BY_CHOICE, .free = 4},
+    {MOE_K_LIMIT, LIMIT_DIMS, {PROB, EXPERT, COUNTS}, LIMIT_OUT, .mode = MOE_LIMIT_RANDOM, .free = 4},
+    {MOE_K_LARGEST, {D_E}, {COUNTS}, {ONE}, .free = 1},
+    {MOE_K_SET, {D_T}, {NONE}, {ONE}},
+    {MOE_K_NORMALIZE, {D_T, D_E, D_K}, {PROB, KEPT_EXPERT}, {SHARE}},
+    {MOE_K_NORMALIZE_BWD, {D_T, D_E, D_K}, {PROB, KEPT_EXPERT, DSHARE}, {DPROB}, .back = 1, .add = 1},
     {MOE_K_AUX_LOSS, {D_T, D_E}, {PROB, COUNTS}, {LOSS}, .free = 2},
     {MOE_K_AUX_LOSS_BWD, {D_T, D_E}, {COUNTS}, {DPROB}, .back = 1, .add = 1, .free = 1},
     {MOE_K_SELECT, {D_T, D_LOCAL, D_K, D_LAST}, {EXPERT}, {SLOT}, .free = 1},
@@ -216,8 +223,8 @@ static void set(void *reals, enum moe_type type, int64_t i, double value)
         ((float *)reals)[i] = (float)value;
 }
 
-/* Random tensors in [-1, 1) that float holds exactly (prob apart), a routing that TOPK made and LIMIT cut,
- * DLOSS = 1, NORM = 2. */
+/* Random tensors in [-1, 1) that float holds (prob apart), a routing of TOPK and LIMIT, DLOSS = 1, NORM = 2.
+ */
 static void make_world(const struct shape *s, enum moe_type type, void *data[TENSOR_COUNT])
 {
     for (enum tensor i = 0; i < TENSOR_COUNT; i++) {
@@ -236,12 +243,12 @@ static void make_world(const struct shape *s, enum moe_type type, void *data[TEN
     int64_t *arrive = moe_alloc((size_t)s->E, sizeof *arrive);
     if (type == MOE_F64) {
         moe_ref_topk_f64(s->T, s->E, s->K, data[LOGITS], data[PROB], data[EXPERT], data[SLOT], data[COUNTS]);
-        moe_ref_limit_f64(s->T, s->E, s->K, 1, GROUP, false, true, data[PROB], data[EXPERT], data[KEPT_SLOT],
-                          data[KEPT_EXPERT], data[KEPT], arrive);
+        moe_ref_limit_f64(s->T, s->E, s->K, 1, GROUP, MOE_REF_BY_PROB, true, 0, data[PROB], data[EXPERT],
+                          data[KEPT_SLOT], data[KEPT_EXPERT], data[KEPT], arrive);
     } else {
         moe_ref_topk_f32(s->T, s->E, s->K, data[LOGITS], data[PROB], data[EXPERT], data[SLOT], data[COUNTS]);
-        moe_ref_limit_f32(s->T, s->E, s->K, 1, GROUP, false, true, data[PROB], data[EXPERT], data[KEPT_SLOT],
-                          data[KEPT_EXPERT], data[KEPT], arrive);
+        moe_ref_limit_f32(s->T, s->E, s->K, 1, GROUP, MOE_REF_BY_PROB, true, 0, data[PROB], data[EXPERT],
+                          data[KEPT_SLOT], data[KEPT_EXPERT], data[KEPT], arrive);
     }
     free(arrive);
 }

@@ -78,7 +78,8 @@ static const int32_t limit_expert[] = {0, 1, 0, 1, 1, 0, 0, 2, 0, 1};
 struct limit_case {
     const char *name;
     int64_t C, G;
-    bool by_position, pad;
+    enum moe_ref_order order;
+    bool pad;
     int32_t slot[10], kept_expert[10];
     int64_t kept[3];
 };
@@ -86,25 +87,28 @@ struct limit_case {
 /* clang-format off */
 static const struct limit_case limit_cases[] = {
     /* 0 keeps tokens 0 and 3 (.5 three times: the earlier), 1 keeps 2 (.6) and 1 (.4, before token 4). */
-    {"most probable", 2, 5, false, false,
+    {"most probable", 2, 5, MOE_REF_BY_PROB, false,
      {0, -1, -1, 2, 3, -1, 1, 4, -1, -1}, {0, -1, -1, 1, 1, -1, 0, 2, -1, -1}, {2, 2, 1}},
-    {"first", 2, 5, true, false,
+    {"first", 2, 5, MOE_REF_BY_POSITION, false,
      {0, 2, 1, 3, -1, -1, -1, 4, -1, -1}, {0, 1, 0, 1, -1, -1, -1, 2, -1, -1}, {2, 2, 1}},
-    {"most probable, padded", 2, 5, false, true,
+    /* 1 is the first choice of token 2, and the second of 0, 1 and 4. */
+    {"by choice", 2, 5, MOE_REF_BY_CHOICE, false,
+     {0, 2, 1, -1, 3, -1, -1, 4, -1, -1}, {0, 1, 0, -1, 1, -1, -1, 2, -1, -1}, {2, 2, 1}},
+    {"most probable, padded", 2, 5, MOE_REF_BY_PROB, true,
      {0, -1, -1, 2, 3, -1, 1, 4, -1, -1}, {0, -1, -1, 1, 1, -1, 0, 2, -1, -1}, {2, 2, 2}},
     /* Groups of tokens 0 1, 2 3 and 4: each keeps the best of each expert. */
-    {"groups", 1, 2, false, false,
+    {"groups", 1, 2, MOE_REF_BY_PROB, false,
      {0, -1, -1, 3, 4, -1, 1, 6, 2, 5}, {0, -1, -1, 1, 1, -1, 0, 2, 0, 1}, {3, 3, 1}},
     /* Group g of expert e is row 3 e + g. */
-    {"groups, padded", 1, 2, false, true,
+    {"groups, padded", 1, 2, MOE_REF_BY_PROB, true,
      {0, -1, -1, 3, 4, -1, 1, 7, 2, 5}, {0, -1, -1, 1, 1, -1, 0, 2, 0, 1}, {3, 3, 3}},
-    {"first of groups, padded", 1, 2, true, true,
+    {"first of groups, padded", 1, 2, MOE_REF_BY_POSITION, true,
      {0, 3, -1, -1, 4, 1, -1, 7, 2, 5}, {0, 1, -1, -1, 1, 0, -1, 2, 0, 1}, {3, 3, 3}},
-    {"nothing fits", 0, 5, false, false,
+    {"nothing fits", 0, 5, MOE_REF_BY_PROB, false,
      {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1}, {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1}, {0, 0, 0}},
-    {"all fit", 6, 5, false, false,
+    {"all fit", 6, 5, MOE_REF_BY_PROB, false,
      {0, 5, 1, 6, 7, 2, 3, 9, 4, 8}, {0, 1, 0, 1, 1, 0, 0, 2, 0, 1}, {5, 4, 1}},
-    {"all fit, padded", 6, 5, false, true,
+    {"all fit, padded", 6, 5, MOE_REF_BY_PROB, true,
      {0, 6, 1, 7, 8, 2, 3, 12, 4, 9}, {0, 1, 0, 1, 1, 0, 0, 2, 0, 1}, {6, 6, 6}},
 };
 /* clang-format on */
@@ -116,7 +120,7 @@ static void test_limit(void **state)
         const struct limit_case *c = &limit_cases[i];
         int32_t slot[10], kept_expert[10];
         int64_t kept[3], arrive[] = {-9, -9, -9}, untouched[] = {-9, -9, -9};
-        moe_ref_limit_f64(5, 3, 2, c->C, c->G, c->by_position, c->pad, limit_prob, limit_expert, slot,
+        moe_ref_limit_f64(5, 3, 2, c->C, c->G, c->order, c->pad, 7, limit_prob, limit_expert, slot,
                           kept_expert, kept, arrive);
         if (memcmp(slot, c->slot, sizeof slot)) fail_msg("%s: slot", c->name);
         if (memcmp(kept_expert, c->kept_expert, sizeof kept_expert)) fail_msg("%s: kept_expert", c->name);
@@ -133,11 +137,65 @@ static void test_limit_edges(void **state)
     const int32_t expert[] = {0, 0, 0};
     int32_t slot[3], kept_expert[3];
     int64_t kept[] = {-9, -9}, arrive[] = {-9, -9};
-    moe_ref_limit_f64(0, 2, 1, 0, 0, false, true, NULL, NULL, NULL, NULL, kept, arrive);
+    moe_ref_limit_f64(0, 2, 1, 0, 0, MOE_REF_BY_PROB, true, 0, NULL, NULL, NULL, NULL, kept, arrive);
     assert_memory_equal(kept, ((int64_t[]){0, 0}), sizeof kept);
     assert_memory_equal(arrive, ((int64_t[]){0, 0}), sizeof arrive);
-    moe_ref_limit_f64(3, 1, 1, 2, 3, false, false, prob, expert, slot, kept_expert, kept, NULL);
+    moe_ref_limit_f64(3, 1, 1, 2, 3, MOE_REF_BY_PROB, false, 0, prob, expert, slot, kept_expert, kept, NULL);
     assert_int_equal(kept[0], 2);
+}
+
+/* Four tokens want one place. Over 4,000 seeds each gets it about 1,000 times: three in a thousand such draws
+ * are off by more than 3 standard deviations of 27. Token t with seed s is token 0 with seed s + t. */
+static void test_limit_at_random(void **state)
+{
+    (void)state;
+    const int32_t expert[] = {0, 0, 0, 0};
+    const double prob[] = {1, 1, 1, 1};
+    int times[4] = {0};
+    for (uint64_t seed = 0; seed < 4000; seed++) {
+        int32_t slot[4], kept_expert[4];
+        int64_t kept;
+        moe_ref_limit_f64(4, 1, 1, 1, 4, MOE_REF_RANDOM, false, 4 * seed, prob, expert, slot, kept_expert,
+                          &kept, NULL);
+        assert_int_equal(kept, 1);
+        for (int t = 0; t < 4; t++) times[t] += slot[t] == 0;
+    }
+    for (int t = 0; t < 4; t++) assert_true(times[t] > 1000 - 3 * 27 && times[t] < 1000 + 3 * 27);
+    int32_t all[4], part[2], kept_all[4], kept_part[2];
+    int64_t kept;
+    moe_ref_limit_f64(4, 1, 1, 1, 2, MOE_REF_RANDOM, false, 5, prob, expert, all, kept_all, &kept, NULL);
+    moe_ref_limit_f64(2, 1, 1, 1, 2, MOE_REF_RANDOM, false, 7, prob, expert, part, kept_part, &kept, NULL);
+    assert_memory_equal(kept_part, kept_all + 2, sizeof kept_part);
+}
+
+/* By hand: token 0 has .5 and .25 of its experts 2 and 0, token 1 only expert 1 left, token 2 none, and the
+ * experts of token 3 have nothing: divided by 2^-23 instead. */
+static void test_normalize(void **state)
+{
+    (void)state;
+    const double prob[] = {.25, .25, .5, .1, .4, .5, .3, .3, .4, 0, 0, 1};
+    const int32_t expert[] = {2, 0, -1, 1, -1, -1, 0, 1};
+    const double dgate[] = {3, 7, 6, 7, 2, 7, 7, 7, 7, 1, 0, 7};
+    double gate[12], dprob[12];
+    moe_ref_normalize_f64(4, 3, 2, prob, expert, gate);
+    const double want[] = {1 / 3.0, 0, 2 / 3.0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
+    must_be_near(gate, want, 12);
+    moe_ref_normalize_bwd_f64(4, 3, 2, prob, expert, dgate, dprob, false);
+    /* the mean of 3 and 6 by gate is 5; a gate of one expert is 1 whatever its probability is */
+    const double dwant[] = {(3 - 5) / .75, 0, (6 - 5) / .75, 0, 0, 0, 0, 0, 0, 8388608, 0, 0};
+    must_be_near(dprob, dwant, 12);
+}
+
+static void test_largest(void **state)
+{
+    (void)state;
+    int64_t y = -9;
+    moe_ref_largest_f32(4, (int64_t[]){3, 7, 0, 5}, &y);
+    assert_int_equal(y, 7);
+    moe_ref_largest_f32(0, NULL, &y);
+    assert_int_equal(y, 0);
+    moe_ref_set_f32(11, &y);
+    assert_int_equal(y, 11);
 }
 
 /* Experts 1 and 2: expert 1 of tokens 0 and 2, then expert 2 of token 1. */
@@ -394,6 +452,9 @@ int main(void)
         cmocka_unit_test(test_permute),
         cmocka_unit_test(test_limit),
         cmocka_unit_test(test_limit_edges),
+        cmocka_unit_test(test_limit_at_random),
+        cmocka_unit_test(test_normalize),
+        cmocka_unit_test(test_largest),
         cmocka_unit_test(test_select),
         cmocka_unit_test(test_spread),
         cmocka_unit_test(test_permute_integers),

@@ -5,7 +5,8 @@
  * value   the expression evaluates as before on the rank, from what is known at the start of a step same slot
  * the shift of a buffer with one slot in order     another stream, or one wait less, when all operations on
  * one slot of which one writes are still in order: the closure of host order, streams and waits, computed
- * here pair by pair no reader    P of LIMIT and K of TOPK_BWD, that no kernel looks at (kernels/ref.h) */
+ * here pair by pair no reader    N of LIMIT (but at random) and K of TOPK_BWD, that no kernel looks at
+ * (kernels/ref.h) */
 #include "sim/check.h"
 #include "tests/fixture.h"
 
@@ -163,9 +164,8 @@ static void mutate(const struct moe_schedule *s, struct change *m)
 static int64_t at_start(void *ctx, int symbol, int rank, int layer, int index)
 {
     const struct moe_schedule *s = ctx;
-    (void)layer;
     if (s->symbols[symbol].buffer >= 0) return MOE_UNKNOWN;
-    return moe_symbol_initial(s, (struct moe_env){at_start, ctx}, symbol, rank, index);
+    return moe_symbol_initial(s, (struct moe_env){at_start, ctx}, symbol, rank, layer, index);
 }
 
 static bool same_value(struct moe_schedule *s, const struct change *m)

@@ -83,6 +83,58 @@ static void test_refused(void **state)
     }
 }
 
+/* Keys of capacity belong to a rule (and DeepSpeed's gates, by top_k); counts are those of the tokens. */
+static void test_refused_capacity(void **state)
+{
+    (void)state;
+    static const struct {
+        int top_k;
+        const char *more, *message; /* "": accepted */
+    } cases[] = {
+        {1, "capacity: {rule: deepspeed, factor: 0}", "s.yaml:4: factor: expected"},
+        {1, "capacity: {rule: megatron, factor: -1}", "s.yaml:4: factor: expected"},
+        {1, "capacity: {rule: tutel, factor: -1.5}", ""},
+        {1, "capacity: {rule: tutel, factor: 0, align: 0}", "s.yaml:4: align: expected"},
+        {1, "capacity: {rule: megatron, min_capacity: 4}", "s.yaml:4: unknown key 'min_capacity'"},
+        {1, "capacity: {rule: tutel, pad: true}", "s.yaml:4: unknown key 'pad'"},
+        {1, "capacity: {rule: dropless, factor: 2}", "s.yaml:4: unknown key 'factor'"},
+        {1, "capacity: {rule: deepspeed, unequal_tokens: true}", "s.yaml:4: unknown key 'unequal_tokens'"},
+        {1, "capacity: {rule: deepspeed, drop_token: true}",
+         "s.yaml:4: unknown key 'drop_token' (did you mean 'drop_tokens'?)"},
+        {1, "capacity: {rule: deepspeed, random_tokens: false, seed: 3}", ""},
+        {2, "capacity: {rule: deepspeed, random_tokens: false}", "s.yaml:4: unknown key 'random_tokens'"},
+        {2, "capacity: {rule: deepspeed, drop: probs}", "s.yaml:4: unknown key 'drop'"},
+        {3, "capacity: {rule: deepspeed, drop: probs}", ""},
+        {3, "capacity: {rule: deepspeed, clamp: maybe}", "s.yaml:4: clamp: expected one of false, true"},
+        {1, "capacity: {factor: 1}", "s.yaml:4: key 'rule' is missing"},
+        {1, "routing: {counts: [[[8, 0, 0, 0], [2, 2, 2, 2]]]}", ""},
+        {1, "routing: {counts: [[[8, 0, 0, 0], [2, 2, 2, 1]]]}",
+         "s.yaml:4: counts: their sum is 7, expected 8 tokens x top_k 1"},
+        {2, "routing: {counts: [[[9, 7, 0, 0], [4, 4, 4, 4]]]}",
+         "s.yaml:4: counts: expected a whole number from 0 to 8, the rank's tokens"},
+        {1, "routing: {counts: [[[8, 0, 0, x], [2, 2, 2, 2]]]}", "s.yaml:4: counts: expected a whole number"},
+        {1, "routing: {counts: [[[8, 0, 0], [2, 2, 2, 2]]]}",
+         "s.yaml:4: counts: expected a list with one entry per expert (4)"},
+        {1, "routing: {counts: [[[8, 0, 0, 0]]]}",
+         "s.yaml:4: counts: expected a list with one entry per rank (2)"},
+        {1, "routing: {counts: 8}", "s.yaml:4: counts: expected a list with one entry per layer (1)"},
+        {1, "routing: {counts: [[[8, 0, 0, 0], [2, 2, 2, 2]]], skew: 1}", "s.yaml:4: unknown key 'skew'"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[512];
+        struct moe_scenario *sc = NULL;
+        snprintf(text, sizeof text,
+                 "model: {layers: 1, hidden: 8, ffn: 8, experts: 4, top_k: %d}\ntokens_per_rank: 8\n"
+                 "layout: {ranks: 2}\n%s\n",
+                 cases[i].top_k, cases[i].more);
+        int err = moe_scenario_parse("s.yaml", text, &sc);
+        if ((err == MOE_OK) != !*cases[i].message || (err < 0 && !strstr(moe_error(), cases[i].message)))
+            fail_msg("%s: '%s' does not hold '%s'", cases[i].more, err < 0 ? moe_error() : "accepted",
+                     cases[i].message);
+        moe_scenario_free(sc);
+    }
+}
+
 /* 8 ranks, 4 split the experts. Consecutive: {0 1 2 3} {4 5 6 7}, copies {0 4} {1 5} {2 6} {3 7}; strided:
  * {0 2 4 6} {1 3 5 7}, copies {0 1} {2 3} {4 5} {6 7}. */
 static void test_rank_order(void **state)
@@ -111,9 +163,8 @@ static void test_rank_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_presets),
-        cmocka_unit_test(test_preset_with_keys),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_presets),    cmocka_unit_test(test_preset_with_keys),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_refused_capacity),
         cmocka_unit_test(test_rank_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

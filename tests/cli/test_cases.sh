@@ -1,0 +1,34 @@
+#!/bin/sh
+# Every scenario of tests/cases: the classes of the errors that check finds are those in FILE.expected.
+. "$(dirname "$0")/lib.sh"
+
+for file in "$source_dir"/tests/cases/*/*.yaml; do
+    [ -e "$file" ] || fail "no cases in $source_dir/tests/cases"
+    cases=$((cases + 1))
+    [ -e "$file.expected" ] || fail "$file.expected is missing"
+    "$moesim" check "$file" --json > out 2> err
+    code=$?
+    # A verdict begins with its class; the severity is on the next line.
+    sed -n '/"class": /{N;s/.*"class": "\(C[0-9]*\)",.*"severity": "error".*/\1/p;}' out |
+        sort -u > found
+    cmp -s found "$file.expected" ||
+        fail "$file: found $(paste -sd, found), expected $(paste -sd, "$file.expected"): $(head -c 300 err)"
+    want=5
+    [ -s "$file.expected" ] || want=0
+    [ $code -eq $want ] || fail "$file: exit code $code, expected $want"
+done
+
+# What a user reads: both capacities (4 and 3 rows x 2 experts x 8 elements), and what may come of it.
+variant=$source_dir/tests/cases/drop_tokens/variant
+said='dispatch: rank 0 sends 64 float32 (alltoall) to rank 1, which expects 48 float32 (alltoall);'
+said="$said the outcome is one of: hang, silent wrong data, truncated, desynchronised\$"
+for v in a b; do
+    "$moesim" check "${variant}_$v.yaml" > out
+    grep -q "$said" out || fail "variant $v: $(cat out)"
+    "$moesim" check "${variant}_$v.yaml" --json > out
+    [ "$(value outcomes)" = '[' ] || fail "variant $v: no outcomes: $(cat out)"
+done
+set -- --topology dgx_h100
+expect 5 'rank 0 sends 64 elements, rank 1 expects 48' simulate "${variant}_a.yaml" "$@"
+expect 0 'capacity: 0.0 % of the rows dropped, 357.1 % padded' simulate "${variant}_c.yaml" "$@"
+finish
