@@ -132,6 +132,7 @@ static void backward_collective(struct moe_builder *b, int block, const struct m
     moe_assert(f->collective != MOE_ALLREDUCE);
     struct moe_op op = backward_of(b, block, f, 1, "");
     op.collective = reverse[f->collective];
+    op.transport = moe_transport_reverse[f->transport];
     op.send = f->recv;
     op.recv = f->send;
     struct moe_ref from = moe_grad_in(b, f->writes[0]), to = moe_grad_out(b, f->reads[0]);

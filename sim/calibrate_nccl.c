@@ -36,6 +36,42 @@ double *moe_nccl_param(struct moe_nccl *p, int i)
     return (double *)((char *)p + offset[i]);
 }
 
+bool moe_nccl_prior(const struct moe_nccl *facts, int i, double *value, double *spread)
+{
+    static const double usable = 0.94; /* of the rings, as moe_nccl_start has it */
+    /* Root of the mean square of log(fitted / NCCL's value) over the shipped topologies that are fitted to
+     * rows of their own, those of tests/unit/test_nccl.c (priors_are_so_far_off). */
+    static const struct {
+        size_t offset;
+        enum moe_protocol protocol;
+        enum { BASE, STEP, CHANNEL, PORT } of;
+        double spread;
+    } prior[] = {
+        {offsetof(struct moe_nccl, ll_base_s), MOE_PROTOCOL_LL, BASE, 0.28},
+        {offsetof(struct moe_nccl, ll_step_s), MOE_PROTOCOL_LL, STEP, 0.48},
+        {offsetof(struct moe_nccl, ll_Bps), MOE_PROTOCOL_LL, CHANNEL, 0.41},
+        {offsetof(struct moe_nccl, ll128_Bps), MOE_PROTOCOL_LL128, CHANNEL, 0.31},
+        {offsetof(struct moe_nccl, simple_base_s), MOE_PROTOCOL_SIMPLE, BASE, 0.7},
+        {offsetof(struct moe_nccl, port_Bps), MOE_PROTOCOL_SIMPLE, PORT, 0.065},
+    };
+    const struct moe_nccl_table *most = facts->tables.table;
+    double base_s, step_s, wire_Bps;
+    for (int k = 1; k < facts->tables.n; k++)
+        if (facts->tables.table[k].ranks > most->ranks) most = &facts->tables.table[k];
+    for (size_t k = 0; most && k < sizeof prior / sizeof *prior; k++) {
+        if (prior[k].offset != offset[i] ||
+            !moe_nccl_table_ring(most, prior[k].protocol, &base_s, &step_s, &wire_Bps))
+            continue;
+        *value = prior[k].of == BASE      ? base_s
+                 : prior[k].of == STEP    ? step_s
+                 : prior[k].of == CHANNEL ? wire_Bps / (2 * facts->ring_channels)
+                                          : usable * wire_Bps;
+        *spread = prior[k].spread;
+        return true;
+    }
+    return false;
+}
+
 bool moe_nccl_same(const struct moe_nccl_case *a, const struct moe_nccl_case *b)
 {
     bool moved = a->kind == MOE_ALLTOALL || a->kind == MOE_ALLGATHER;
@@ -192,7 +228,8 @@ static void set_residuals(struct problem *x, const double *param, struct moe_ncc
     free(error);
 }
 
-/* What the rows alone do not tell stays where it starts. How far they are off differs by class and size. */
+/* What the rows alone do not tell stays where it starts, or where NCCL's table has it. How far they are off
+ * differs by class and size. */
 static void fix_what_is_not_told(struct problem *x, const double *param, struct moe_nccl_fit *out)
 {
     static const double to_deviation = 1.4826, least = 1e-3; /* of the median of normal errors */
@@ -210,7 +247,9 @@ static void fix_what_is_not_told(struct problem *x, const double *param, struct 
     memcpy(x->weight + x->n, weight, sizeof weight);
     for (int i = 0; i < P; i++) {
         out->told[i] = out->spread[i] < doubtful;
-        if (!out->told[i]) x->least[i] = x->most[i] = x->start[i];
+        if (out->told[i]) continue;
+        out->prior[i] = moe_nccl_prior(x->facts, i, &x->start[i], &out->spread[i]);
+        x->least[i] = x->most[i] = x->start[i];
     }
 }
 

@@ -113,7 +113,8 @@ static double grouped_tile_s(const struct moe_gpu *gpu, const struct moe_grouped
         if (!rows[from]) continue;
         int64_t count = ceil_div(rows[from], t.rows) * columns;
         double tiles_s = (double)count * tile_s / gpu->n_sms;
-        double memory_s = type_bytes * (weights + (double)rows[from] * (double)(n + k)) / memory_Bps;
+        double waves = larger((double)count / gpu->n_sms, 1); /* each reads the weights */
+        double memory_s = type_bytes * (waves * weights + (double)rows[from] * (double)(n + k)) / memory_Bps;
         bool bound = memory_s > tiles_s;
         sum_s += (to - from) * ((bound ? memory_s : tiles_s) + p->theta * (bound ? tiles_s : memory_s));
         all += (to - from) * count;
@@ -150,7 +151,7 @@ double moe_experts_s(const struct moe_gpu *gpu, const struct moe_grouped *p, con
     double moved_bytes = c->type_bytes * (rows * 3 * (H + F) + 2 * tokens * H);
     bool many = c->n_experts > ROUTE_EXPERTS || c->top_k > ROUTE_TOP_K;
     return p->launch_s + (many ? p->route_s + p->route_token_s * tokens : 0) +
-           moved_bytes / (gpu->memory_Bps * p->memory_share) +
+           moved_bytes / (gpu->memory_Bps * p->move_share) +
            moe_grouped_s(gpu, p, c->n_local, c->rows, c->tuned, 2 * c->ffn, c->hidden, c->type_bytes) +
            moe_grouped_s(gpu, p, c->n_local, c->rows, c->tuned, c->hidden, c->ffn, c->type_bytes);
 }

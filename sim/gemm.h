@@ -14,7 +14,14 @@
  * all experts one after another, so that an expert takes max(c, m) + theta min(c, m): c the time of its tiles
  * on all SMs, m that of its weights and rows from memory; the end idles half of what the last wave leaves
  * free. An expert without rows costs nothing. Weights are the operand with 64 rows an instruction (operands
- * are swapped, so that few tokens fill a tile), and both operands pass shared memory.
+ * are swapped, so that few tokens fill a tile), and both operands pass shared memory. A wave is one tile on
+ * each SM: where an expert's tiles are more, each wave reads its weights again, since those of a product (25
+ * to 63 MB from 4,096 x 3,072 on) do not stay in the half of the cache that an SM is at (25 MB of H100, data
+ * sheet: 50); with smaller weights, that would stay, the same is assumed, and no median changes. Kernels of
+ * their own gather the rows, activate and sum them; they reach a smaller share of memory than products.
+ *
+ * That experts overlap was tried and refuted: max and min of the whole kernel in place of each expert's put
+ * the slowdown of a power law 8 points further off. So was a time to start a tile: the fit gives none.
  *
  * No table over sizes: what a fit finds are the two structs. They were made for m of 1 to 8,192, n, k of 32
  * to 65,536; 1 to 512 experts of 0 to 16,384 rows (tests/bench/accuracy_compute.c). */
@@ -48,6 +55,8 @@ struct moe_gpu {
     /* of all kernels of the experts' layer */ \
     X(launch_s,      "launch",       "us",   1e-6, 20,   0.1,  1e3, "few experts with few rows") \
     X(memory_share,  "memory_share", "%",    0.01, 90,   10,   95,  "many experts with 1 to 16 rows") \
+    /* of the kernels between the products */ \
+    X(move_share,    "move_share",   "%",    0.01, 60,   10,   100, "few experts with 128 rows and more") \
     X(matmul_share,  "matmul_share", "%",    0.01, 90,   10,   100, "experts with 512 rows and more") \
     /* of the shorter time, that does not overlap */ \
     X(theta,         "theta",        "%",    0.01, 10,   0.1,  100, "experts with 64 to 384 rows") \

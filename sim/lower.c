@@ -132,12 +132,13 @@ struct moe_ref moe_rows(struct moe_builder *b, const struct moe_layer *m, const 
     return buffer(b, name, MOE_BUF_ACTIVATION, m->type, m->n_layers, moe_mul(b, n, width));
 }
 
-void moe_lower_move(struct moe_builder *b, const struct moe_layer *m, const char *name, struct moe_ref from,
-                    int send, struct moe_ref to, int recv)
+void moe_lower_move_by(enum moe_transport by, struct moe_builder *b, const struct moe_layer *m,
+                       const char *name, struct moe_ref from, int send, struct moe_ref to, int recv)
 {
     const struct moe_buffer *source = &b->s->buffers[from.buffer];
     struct moe_op op = {.kind = MOE_COLLECTIVE,
                         .collective = MOE_ALLTOALL,
+                        .transport = by,
                         .comm = m->ep_comm,
                         .type = source->type,
                         .stream = MOE_STREAM_COMM,

@@ -97,8 +97,13 @@ struct moe_ref moe_rows(struct moe_builder *b, const struct moe_layer *m, const 
 
 /* An all-to-all over the expert-parallel group; the gradient of real rows goes back the same way. send, recv:
  * expressions, elements per peer. */
-void moe_lower_move(struct moe_builder *b, const struct moe_layer *m, const char *name, struct moe_ref from,
-                    int send, struct moe_ref to, int recv);
+void moe_lower_move_by(enum moe_transport by, struct moe_builder *b, const struct moe_layer *m,
+                       const char *name, struct moe_ref from, int send, struct moe_ref to, int recv);
+static inline void moe_lower_move(struct moe_builder *b, const struct moe_layer *m, const char *name,
+                                  struct moe_ref from, int send, struct moe_ref to, int recv)
+{
+    moe_lower_move_by(MOE_BY_NCCL, b, m, name, from, send, to, recv);
+}
 
 /* Communicators, and sizes, by the names of sync.h. */
 struct moe_groups {

@@ -9,7 +9,11 @@
  * Rows of T tokens that go to other ranks when routing is uniform:
  *   T x (P - 1) x (1 - C(E - E/P, K) / C(E, K)),  against T x K x (P - 1) / P for alltoall.
  * Each is H + E/P numbers and K int32; H numbers come back. Backward the same, without the int32.
- * Source: DeepEP, deep_ep/buffer.py (get_dispatch_layout, dispatch, combine). */
+ * Kernels of DeepEP move them: one, after it has told the counts, tokens and what goes with them; here these
+ * are operations of their own, of which one pays the latency. Packing and adding up are operations too, where
+ * its kernels do them on the way: their time is too much. The backward pass's dispatch tells no counts, but
+ * its latency is that of one that does. Source: DeepEP, deep_ep/buffer.py (get_dispatch_layout, dispatch,
+ * combine). */
 #include "sim/lower.h"
 
 #include <stdio.h>
@@ -51,8 +55,8 @@ static struct arrivals spread(struct moe_builder *b, const struct moe_layer *m, 
                                 MOE_READS(m->expert),
                                 MOE_WRITES(slot, to),
                                 MOE_SIZES(m->T, m->E, m->K, P)});
-    moe_lower_move(b, m, "exchange_counts", m->counts, e, rows, e);
-    moe_lower_move(b, m, "exchange_tokens", to, one, from, one);
+    moe_lower_move_by(MOE_BY_DEEPEP_NOTIFY, b, m, "exchange_counts", m->counts, e, rows, e);
+    moe_lower_move_by(MOE_BY_DEEPEP_NOTIFY, b, m, "exchange_tokens", to, one, from, one);
     moe_emit(b, (struct moe_op){.name = "read_counts", .kind = MOE_HOST_SYNC, MOE_READS(to, from, rows)});
     return (struct arrivals){moe_sym(b, to_peer), moe_sym(b, from_peer), moe_sum(b, to_peer),
                              moe_sum(b, from_peer), of_expert};
@@ -65,9 +69,9 @@ static void set_name(char out[MOE_NAME], const char *what, const char *of)
 
 /* Sends `width` elements of a token to each rank for which slot [T, P] has a row. from: [T, width]; or, with
  * something else for every rank, [T, P, width]. Returns what comes, [in->n, width]. */
-static struct moe_ref dispatch(struct moe_builder *b, const struct moe_layer *m, const struct arrivals *in,
-                               const char *what, struct moe_ref from, bool by_rank, int width,
-                               struct moe_ref slot)
+static struct moe_ref dispatch(enum moe_transport by, struct moe_builder *b, const struct moe_layer *m,
+                               const struct arrivals *in, const char *what, struct moe_ref from, bool by_rank,
+                               int width, struct moe_ref slot)
 {
     const struct moe_buffer source = b->s->buffers[from.buffer];
     int P = moe_const(b, m->ep_size), T = by_rank ? moe_mul(b, m->T, P) : m->T;
@@ -87,8 +91,8 @@ static struct moe_ref dispatch(struct moe_builder *b, const struct moe_layer *m,
     set_name(pack.name, "pack", what);
     moe_emit(b, pack);
     set_name(name, "dispatch", what);
-    moe_lower_move(b, m, name, sent, moe_mul(b, in->to_peer, width), arrived,
-                   moe_mul(b, in->from_peer, width));
+    moe_lower_move_by(by, b, m, name, sent, moe_mul(b, in->to_peer, width), arrived,
+                      moe_mul(b, in->from_peer, width));
     return arrived;
 }
 
@@ -97,14 +101,15 @@ void moe_deepep(struct moe_builder *b, const struct moe_layer *m)
     int P = moe_const(b, m->ep_size), e = moe_const(b, m->n_experts / m->ep_size);
     struct moe_ref peer_slot = ids(b, m, "peer_slot", m->T, P);
     struct arrivals in = spread(b, m, peer_slot);
-    struct moe_ref expert = dispatch(b, m, &in, "experts", m->expert, false, m->K, peer_slot);
-    struct moe_ref prob = dispatch(b, m, &in, "probs", m->prob, true, e, peer_slot);
-    struct moe_ref x = dispatch(b, m, &in, "tokens", m->x, false, m->H, peer_slot);
+    struct moe_ref expert =
+        dispatch(MOE_BY_DEEPEP_DISPATCHED, b, m, &in, "experts", m->expert, false, m->K, peer_slot);
+    struct moe_ref prob = dispatch(MOE_BY_DEEPEP_DISPATCHED, b, m, &in, "probs", m->prob, true, e, peer_slot);
+    struct moe_ref x = dispatch(MOE_BY_DEEPEP_DISPATCH, b, m, &in, "tokens", m->x, false, m->H, peer_slot);
     struct moe_received received = {x, prob, expert, in.n, in.of_expert, true};
     struct moe_ref partial = moe_lower_received(b, m, &received);
     struct moe_ref back = moe_rows(b, m, "back", in.n_sent, m->H);
-    moe_lower_move(b, m, "combine", partial, moe_mul(b, in.from_peer, m->H), back,
-                   moe_mul(b, in.to_peer, m->H));
+    moe_lower_move_by(MOE_BY_DEEPEP_COMBINE, b, m, "combine", partial, moe_mul(b, in.from_peer, m->H), back,
+                      moe_mul(b, in.to_peer, m->H));
     moe_emit(b, (struct moe_op){.name = "sum_parts",
                                 .kernel = MOE_K_PERMUTE_BWD,
                                 .type = m->type,

@@ -75,6 +75,7 @@ static double choose(const struct moe_nccl *p, const struct moe_nccl_case *c, in
         release.ring_ll128 = (const double(*)[MOE_NCCL_SCALES])limit;
     }
     struct moe_nccl_machine machine = {.release = &release,
+                                       .table = nodes == 1 ? moe_nccl_table_of(&p->tables, c->ranks) : NULL,
                                        .arch = p->arch,
                                        .nodes = nodes,
                                        .ranks_per_node =

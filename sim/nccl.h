@@ -2,7 +2,8 @@
  *
  * A channel is a block of threads of a GPU that moves one share of a collective. What it moves a second is
  * its own, whatever the links allow; so are the latencies of a launch, of a step of a ring and of a peer.
- * NCCL runs the algorithm and protocol that its own cost model (nccl_tuning.h) expects to be fastest.
+ * NCCL runs the algorithm and protocol that its own cost model (nccl_tuning.h) expects to be fastest, by the
+ * table of its log for so many GPUs where there is one (nccl_table.h).
  *
  * A ring has n - 1 steps, an all-reduce 2 (n - 1). In each a GPU hands on a block of S / n, split over the
  * channels, x bytes each:
@@ -23,7 +24,7 @@
 #ifndef MOE_NCCL_H
 #define MOE_NCCL_H
 
-#include "sim/nccl_tuning.h"
+#include "sim/nccl_table.h"
 
 /* clang-format off */
 /*        member         key in the topology  unit, its size  before it is fitted; what would tell it */
@@ -58,6 +59,7 @@ struct moe_nccl {
     int ring_channels;                      /* as NCCL's search finds them: "nChannels" of pattern 4 (ring) */
     double ring_Bps;                        /* of one of them, "bw" */
     bool nvlink;                            /* else PCIe */
+    struct moe_nccl_tables tables; /* of NCCL's log: what it runs where there is one; the topology's */
     double ll128_most_Bps; /* what NCCL expects of a channel at most, where measurements show another than
                               the release's; 0: that */
     /* Of the fit: how far off a prediction may be, as a logarithm, with 80 % probability, 0: not known; and

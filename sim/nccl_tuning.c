@@ -2,7 +2,7 @@
  *
  * Latencies in us and rates in GB/s inside, as NCCL has them. A rate starts as that of the wire ("bus") and
  * becomes that of the buffer in the end. */
-#include "sim/nccl_tuning.h"
+#include "sim/nccl_table.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -204,6 +204,14 @@ static double latency_of(const struct moe_nccl_machine *m, bool allreduce, enum 
     }
 }
 
+/* What a table offers; what NCCL decides later, by the call, is as without one. */
+static bool table_offers(const struct moe_nccl_machine *m, enum moe_algorithm algorithm)
+{
+    if (algorithm == MOE_ALGORITHM_NVLS) return m->nvls.channels > 0;
+    if (algorithm == MOE_ALGORITHM_NVLSTREE) return m->nvls.channels > 0 && m->nodes > 1;
+    return algorithm != MOE_ALGORITHM_PAT || m->ranks_per_node == 1;
+}
+
 /* ---- time ---- */
 
 bool moe_nccl_estimate(const struct moe_nccl_machine *m, enum moe_collective collective,
@@ -211,6 +219,13 @@ bool moe_nccl_estimate(const struct moe_nccl_machine *m, enum moe_collective col
                        double *rate_Bps)
 {
     moe_assert(m->nodes > 0 && m->ranks_per_node > 0 && m->ring.channels > 0 && m->tree.channels > 0);
+    if (m->table) {
+        double found_Bps = m->table->cost[collective][algorithm][protocol].rate_Bps;
+        if (!(found_Bps > 0) || !table_offers(m, algorithm)) return false;
+        *latency_s = m->table->cost[collective][algorithm][protocol].latency_s;
+        *rate_Bps = found_Bps;
+        return true;
+    }
     if (!offers(m, collective, algorithm, protocol)) return false;
     double rate = rate_of(m, collective == MOE_ALLREDUCE, algorithm, protocol);
     if (!(rate > 0)) return false;

@@ -73,6 +73,7 @@ struct moe_nccl_graph {
     double intra_Bps, inter_Bps; /* of one channel */
 };
 
+struct moe_nccl_table; /* nccl_table.h */
 struct moe_nccl_machine {
     const struct moe_nccl_release *release; /* borrowed */
     int arch;                               /* compute capability times 10, as 90 */
@@ -83,6 +84,8 @@ struct moe_nccl_machine {
     bool plain_tree; /* the search fell back to pattern 3; with one GPU a node it always does */
     enum moe_nccl_host host;
     double nic_latency_s; /* as the network plug-in reports it; 0 for InfiniBand and sockets */
+    const struct moe_nccl_table
+        *table; /* borrowed: its latencies and rates in place of the model's, or NULL */
 };
 
 /* latency_s, rate_Bps: out, before the corrections by size (moe_nccl_time_s); not written when NCCL does not

@@ -30,6 +30,12 @@ const bool moe_recv_per_peer[] = {MOE_COLLECTIVES(X)};
 #define X(name, text, send_per_peer, recv_per_peer, reduces) reduces,
 const bool moe_reduces[] = {MOE_COLLECTIVES(X)};
 #undef X
+#define X(name, reverse, rides) MOE_BY_##reverse,
+const enum moe_transport moe_transport_reverse[] = {MOE_TRANSPORTS(X)};
+#undef X
+#define X(name, reverse, rides) rides,
+const bool moe_transport_rides[] = {MOE_TRANSPORTS(X)};
+#undef X
 #define X(name, text) text,
 const char *const moe_reduction_text[] = {MOE_REDUCTIONS(X)};
 const char *const moe_op_kind_text[] = {MOE_OP_KINDS(X)};
@@ -249,6 +255,9 @@ static const char *wrong_collective(const struct moe_schedule *s, const struct m
     if (!in_range((int)op->reduction, MOE_REDUCTION_COUNT) ||
         (op->reduction == MOE_REDUCE_MAX && (op->collective != MOE_ALLREDUCE || op->type != MOE_I64)))
         return "reduction";
+    if (!in_range((int)op->transport, MOE_TRANSPORT_COUNT) ||
+        (op->transport != MOE_BY_NCCL && op->collective != MOE_ALLTOALL))
+        return "transport";
     if (!in_range(op->comm, s->n_comms)) return "communicator";
     if (op->n_reads != 1 || op->n_writes != 1) return "buffers of a collective";
     if (!in_range(op->send, s->n_exprs) || !in_range(op->recv, s->n_exprs)) return "send or recv";

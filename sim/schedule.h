@@ -71,6 +71,17 @@
         X(REDUCESCATTER, "reducescatter", true,  false, true)
 /* What a collective that reduces makes of the elements; text goes behind its name. */
 #define MOE_REDUCTIONS(X) X(SUM, "") X(MAX, " max")
+/* Who moves the bytes of a collective: how long that takes, not what arrives. Gradients go back by `reverse`. What
+ * rides is moved by the kernel of another operation, which pays its latency. All but NCCL move pairs only, of
+ * the group that splits the experts.
+ *        name               reverse           rides */
+#define MOE_TRANSPORTS(X) \
+        X(NCCL,              NCCL,              false) \
+        X(DEEPEP_DISPATCH,   DEEPEP_COMBINE,    false) /* of tokens, to each rank that has any of their experts */ \
+        X(DEEPEP_COMBINE,    DEEPEP_DISPATCH,   false) /* back */ \
+        X(DEEPEP_NOTIFY,     DEEPEP_NOTIFY,     true)  /* counts, before a dispatch */ \
+        X(DEEPEP_DISPATCHED, DEEPEP_COMBINED,   true)  /* what goes with each token of a dispatch, */ \
+        X(DEEPEP_COMBINED,   DEEPEP_DISPATCHED, true)  /* or comes back with it */
 #define MOE_OP_KINDS(X) X(KERNEL, "kernel") X(COLLECTIVE, "collective") X(HOST_SYNC, "host_sync")
 #define MOE_PASSES(X) \
         X(FORWARD, "forward") X(BACKWARD, "backward") X(SYNC, "sync") \
@@ -115,6 +126,9 @@ enum moe_collective { MOE_COLLECTIVES(X) MOE_COLLECTIVE_COUNT };
 #define X(name, text) MOE_REDUCE_##name,
 enum moe_reduction { MOE_REDUCTIONS(X) MOE_REDUCTION_COUNT };
 #undef X
+#define X(name, reverse, rides) MOE_BY_##name,
+enum moe_transport { MOE_TRANSPORTS(X) MOE_TRANSPORT_COUNT };
+#undef X
 #define X(name, text) MOE_##name,
 enum moe_op_kind { MOE_OP_KINDS(X) MOE_OP_KIND_COUNT };
 enum moe_pass { MOE_PASSES(X) MOE_PASS_COUNT };
@@ -128,7 +142,8 @@ enum moe_expr_op { MOE_EXPR_OPS(X) MOE_EXPR_OP_COUNT };
 
 extern const char *const moe_type_text[], *const moe_kernel_text[], *const moe_collective_text[];
 extern const char *const moe_reduction_text[], *const moe_op_kind_text[], *const moe_pass_text[];
-extern const bool moe_send_per_peer[], moe_recv_per_peer[], moe_reduces[];
+extern const bool moe_send_per_peer[], moe_recv_per_peer[], moe_reduces[], moe_transport_rides[];
+extern const enum moe_transport moe_transport_reverse[];
 extern const int moe_type_bytes[];
 extern const enum moe_cost moe_kernel_cost[];
 
@@ -223,6 +238,7 @@ struct moe_op {
     enum moe_kernel kernel;         /* KERNEL */
     enum moe_collective collective; /* COLLECTIVE */
     enum moe_reduction reduction;   /* ALLREDUCE: MAX of int64 alone */
+    enum moe_transport transport;   /* COLLECTIVE: simulate alone reads it */
     int comm;                       /* COLLECTIVE */
     enum moe_type type;             /* element type of the data moved or computed */
     int stream;

@@ -140,7 +140,8 @@ static struct job *job_at(const struct sim *sim, const struct meet *m, int place
 
 static struct moe_asked asked(const struct sim *sim, const struct job *job, int rank)
 {
-    return (struct moe_asked){sim->s, moe_values_device(sim->values), job->block, job->op, rank, job->layer};
+    return (struct moe_asked){
+        sim->s, moe_values_device(sim->values), job->block, job->op, rank, job->layer, sim->values};
 }
 
 /* Member `place` leaves when the flows that concern it have ended. */

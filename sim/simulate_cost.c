@@ -1,6 +1,8 @@
 /* simulate_cost.c - see simulate_cost.h. */
 #include "sim/simulate_cost.h"
 
+#include "sim/transport.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -157,8 +159,8 @@ int moe_asked_plan(const struct moe_asked *first, const struct moe_topo *t, cons
     struct moe_moved moved = {
         kind, n, m.rank, bytes, moe_type_bytes[type], type != MOE_I32 && type != MOE_I64};
     out->n = 0;
-    if (err >= 0) moe_collective_plan(t, &moved, out);
-    *error = err >= 0 ? moe_collective_error(t, &moved) : 0;
+    if (err >= 0)
+        err = moe_transport_plan(t, first->op->transport, &moved, first->values, first->layer, out, error);
     free(bytes);
     return err;
 }

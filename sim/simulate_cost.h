@@ -7,6 +7,7 @@
 
 #include "sim/collective.h"
 #include "sim/schedule.h"
+#include "sim/values.h"
 
 /* An operation of a rank, and what its sizes are. */
 struct moe_asked {
@@ -15,6 +16,7 @@ struct moe_asked {
     const struct moe_block *block;
     const struct moe_op *op;
     int rank, layer;
+    struct moe_values *values; /* whose routing tells how tokens spread over nodes; NULL: that is not known */
 };
 
 /* *out: on a core of its own. Errors of both: MOE_EVERDICT when a size is unknown. */

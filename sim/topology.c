@@ -19,13 +19,15 @@ const char *const moe_link_class_text[] = {MOE_LINK_CLASSES(X)};
 
 struct draft {
     struct moe_topo topo;
-    const struct moe_yaml *gpu, *intra, *inter, *host, *nccl, *gemm, *experts;
+    const struct moe_yaml *gpu, *intra, *inter, *host, *nccl, *deepep, *gemm, *experts;
     char version[MOE_NAME]; /* of the block nccl */
     int64_t arch, ring_channels;
-    int64_t sms; /* of the block gemm */
+    int64_t sms;        /* of the block gemm */
+    int64_t deepep_sms; /* of the block deepep */
+    const struct moe_yaml *one_node, *nodes;
     double shared_bytes;
     int links;
-    const struct moe_yaml *fitted;
+    const struct moe_yaml *fitted, *tuning;
     const struct moe_yaml *source; /* of the block being read */
 };
 
@@ -57,6 +59,7 @@ static const struct moe_key top_keys[] = {
     BLOCK(intra),
     BLOCK(inter),
     {"nccl", MOE_KEY_NODE, FIELD(nccl)},
+    {"deepep", MOE_KEY_NODE, FIELD(deepep)},
     {"gemm", MOE_KEY_NODE, FIELD(gemm)},
     {"experts", MOE_KEY_NODE, FIELD(experts)},
     {"host", MOE_KEY_NODE, FIELD(host)},
@@ -116,6 +119,7 @@ static const struct moe_key nccl_keys[] = {
     ERROR("ring_medium", MOE_NCCL_RING, 1),
     ERROR("ring_large", MOE_NCCL_RING, 2),
     {"fitted", MOE_KEY_NODE, FIELD(fitted)},
+    {"tuning", MOE_KEY_NODE, FIELD(tuning)},
     BLOCK(source),
 };
 
@@ -146,6 +150,29 @@ static const struct moe_key gemm_keys[] = {
 static const struct moe_key experts_keys[] = {
     MOE_GROUPED_PARAMS(EXPERTS_PARAM) BLOCK(source),
 };
+
+static const struct moe_key deepep_keys[] = {
+    {"sms", MOE_KEY_INT, FIELD(deepep_sms), .min = 2, .max = 4096},
+    {"one_node", MOE_KEY_NODE, FIELD(one_node)},
+    {"nodes", MOE_KEY_NODE, FIELD(nodes)},
+    BLOCK(source),
+};
+/* On one node, or over several. */
+struct kernels {
+    const struct moe_yaml *dispatch, *combine;
+    double error;
+};
+static const struct moe_key kernels_keys[] = {
+    {"dispatch", MOE_KEY_NODE, offsetof(struct kernels, dispatch)},
+    {"combine", MOE_KEY_NODE, offsetof(struct kernels, combine)},
+    {"error", MOE_KEY_QUANTITY, offsetof(struct kernels, error), .max = 10, .unit = MOE_UNIT_SHARE},
+};
+#define KERNEL_PARAM(member, key, unit_, size, least, most_, source)                                         \
+    {key, MOE_KEY_QUANTITY, offsetof(struct moe_deepep_normal, member), .max = (most_),                      \
+     .unit = (size) > 1    ? MOE_UNIT_BPS                                                                    \
+             : (size) == 1 ? MOE_UNIT_SHARE                                                                  \
+                           : MOE_UNIT_SECONDS},
+static const struct moe_key kernel_keys[] = {MOE_DEEPEP_NORMAL(KERNEL_PARAM)};
 
 static int read_block(const struct moe_yaml *block, const struct moe_key *keys, size_t n, struct draft *d)
 {
@@ -192,6 +219,12 @@ static int read_fitted(const struct moe_yaml *node, unsigned *bits)
     return MOE_OK;
 }
 
+static int read_tuning(const struct moe_yaml *node, struct moe_nccl_tables *out)
+{
+    int err = moe_nccl_tables_parse(node->kind == MOE_YAML_SCALAR ? node->text : "", out);
+    return err < 0 ? moe_fail(err, "%s:%d: tuning: %s", node->file, node->line, moe_error()) : MOE_OK;
+}
+
 static int read_nccl(struct draft *d)
 {
     struct moe_nccl *p = &d->topo.nccl, start = {0};
@@ -216,10 +249,37 @@ static int read_nccl(struct draft *d)
     p->arch = (int)d->arch;
     p->nvlink = d->links == 0;
     d->topo.intra_Bps = p->port_Bps;
+    if (d->tuning) MOE_TRY(read_tuning(d->tuning, &p->tables));
     return d->fitted ? read_fitted(d->fitted, &p->fitted) : MOE_OK;
 }
 
+/* What the file says of kernels; node: NULL where that is nothing. */
+static int read_kernels(const struct moe_yaml *node, struct moe_deepep_kernels *out)
+{
+    struct kernels k = {0};
+    if (!node) return MOE_OK;
+    MOE_TRY(moe_yaml_read(node, kernels_keys, sizeof kernels_keys / sizeof *kernels_keys, &k));
+    const struct moe_yaml *of[2] = {k.dispatch, k.combine};
+    for (int i = 0; i < 2; i++)
+        if (of[i])
+            MOE_TRY(
+                moe_yaml_read(of[i], kernel_keys, sizeof kernel_keys / sizeof *kernel_keys, &out->kernel[i]));
+    out->error = k.error;
+    return MOE_OK;
+}
+
 #define READ_BLOCK(block, keys) read_block(block, keys, sizeof keys / sizeof *keys, d)
+static int read_deepep(struct draft *d)
+{
+    struct moe_deepep *p = &d->topo.deepep;
+    *p = moe_deepep_default; /* where nothing is said */
+    d->deepep_sms = p->sms;
+    if (d->deepep) MOE_TRY(READ_BLOCK(d->deepep, deepep_keys));
+    p->sms = (int)d->deepep_sms;
+    MOE_TRY(read_kernels(d->one_node, &p->one_node));
+    return read_kernels(d->nodes, &p->nodes);
+}
+
 static int read_topo(const struct moe_yaml *root, struct draft *d)
 {
     MOE_TRY(moe_yaml_read(root, top_keys, sizeof top_keys / sizeof *top_keys, d));
@@ -230,6 +290,7 @@ static int read_topo(const struct moe_yaml *root, struct draft *d)
     if (d->host) MOE_TRY(READ_BLOCK(d->host, host_keys));
     if (d->host) MOE_TRY(check_slice(d->host, &d->topo));
     if (d->nccl) MOE_TRY(read_nccl(d));
+    MOE_TRY(read_deepep(d));
     if (d->gemm) MOE_TRY(READ_BLOCK(d->gemm, gemm_keys));
     d->topo.gpu.n_sms = (int)d->sms;
     d->topo.gpu.shared_bytes = (int64_t)d->shared_bytes;
@@ -289,6 +350,7 @@ int moe_topo_load(const char *name, struct moe_topo **out)
     MOE_TRY(moe_yaml_load(path, &root));
     int err = read_topo(root, &d);
     moe_yaml_free(root);
+    if (err < 0) moe_nccl_tables_free(&d.topo.nccl.tables);
     MOE_TRY(err);
     *out = moe_alloc(1, sizeof **out);
     **out = d.topo;
@@ -299,6 +361,7 @@ void moe_topo_free(struct moe_topo *t)
 {
     if (!t) return;
     free(t->source);
+    moe_nccl_tables_free(&t->nccl.tables);
     free(t->link_Bps);
     free(t->link_class);
     free(t);

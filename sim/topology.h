@@ -11,11 +11,13 @@
  *   inter:   {nics_per_node: 8, bandwidth: 50 GB/s, latency: 15 us, source: ...}
  *   nccl:    {version: 2.27.7, arch: 90, ring_channels: 12, ring_channel: 30 GB/s, links: nvlink | pcie,
  *             ll_base: 4.7 us, ... (nccl.h), p2p_small: 8 %, ... ring_large: 10 %, fitted: ring/ll,
- *             source: ...}
+ *             tuning: 8 allreduce ring/ll 15 us 80.6 GB/s, ..., source: ...}
  *   gemm:    {sms: 132, shared: 227 KiB, peak: 989 TFLOP/s, peak_memory: 3.35 TB/s, shared_rate: 33 TB/s,
  *             launch: 2.5 us, ... (gemm.h), source: ...}
  *   experts: {memory_share: 95 %, ... (gemm.h), source: ...}
- *   host:    {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: ...}
+ *   deepep:  {sms: 20, one_node: {dispatch: {start: 22.6 us, ... (deepep_numbers.h)}, combine: {...}, error:
+ * 8 %}, nodes: {dispatch: {...}, combine: {...}}, source: ...} host:    {cores: 2, slice: 3 ms, scalar: 5
+ * GFLOP/s, call: 1 us, source: ...}
  *
  * All keys are required but for error, bus (of kind shared only), matmul_bfloat16 where it is not used, and
  * the blocks from nccl on; source says where the numbers of its block come from. error, in gpu, gemm,
@@ -32,10 +34,15 @@
  *
  * nccl: how NCCL's collectives do on one node. Parameters that are left out stand where a fit would start
  * (moesim calibrate writes them all); port takes the place of intra's bandwidth. Percentages are of its fit,
- * as error, by class and size (below 64 KiB, 2 MiB, the rest).
+ * as error, by class and size (below 64 KiB, 2 MiB, the rest). tuning: what NCCL's log says of its own cost
+ * model (nccl_table.h).
  *
  * gemm: how long bfloat16 products take, by tiles and waves; experts: those of a group. Without them, and for
  * other types, a kernel is the slower of its arithmetic and its memory.
+ *
+ * deepep: its normal kernels, on one node and over several; what is left out is as on an H100. As their error
+ * counts the largest 90th percentile of measured rows that were not fitted, since all those are of even
+ * traffic.
  *
  * host: the ranks are processes that take turns of `slice` (1 us or more) on the `cores` of their node.
  * Operations of a rank run one after the other; a kernel needs a core, and so does a rank to leave a
@@ -44,6 +51,7 @@
 #ifndef MOE_TOPOLOGY_H
 #define MOE_TOPOLOGY_H
 
+#include "sim/deepep_numbers.h"
 #include "sim/gemm.h"
 #include "sim/nccl.h"
 
@@ -77,8 +85,9 @@ struct moe_topo {
     /* How far off kernels, and collectives in and between nodes, may be with 80 % probability, as a
      * logarithm; 0: not known. In a node nccl says it itself. */
     double kernel_error, intra_error, inter_error;
-    double gemm_error;               /* of kernels, where bfloat16 is what is multiplied */
-    struct moe_nccl nccl;            /* without release: not set */
+    double gemm_error;    /* of kernels, where bfloat16 is what is multiplied */
+    struct moe_nccl nccl; /* without release: not set */
+    struct moe_deepep deepep;
     struct moe_gpu gpu;              /* without SMs: not set, nor are the next two */
     struct moe_gemm gemm;            /* of bfloat16 products */
     struct moe_grouped experts;      /* of those of a group; without launch: not set */

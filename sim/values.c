@@ -14,12 +14,21 @@ struct cell {
     bool host_knows;
 };
 
+/* What tokens have for the members of groups of P. */
+struct peers {
+    int P;
+    bool *is_known;  /* [L, R] */
+    int32_t *tokens; /* [L, R, P] */
+};
+
 struct moe_values {
     const struct moe_schedule *s; /* borrowed */
     const struct moe_routing *r;  /* borrowed */
     struct cell *cells;
     size_t n_cells;
     size_t *first; /* [n_buffers] the buffer's first cell: then slot by slot, rank by rank */
+    int n_peers, cap_peers;
+    struct peers *peers; /* [n_peers] of each P that was asked for */
 };
 
 struct moe_values *moe_values_new(const struct moe_schedule *s, const struct moe_routing *r)
@@ -40,6 +49,11 @@ void moe_values_free(struct moe_values *v)
 {
     if (!v) return;
     for (size_t i = 0; i < v->n_cells; i++) free(v->cells[i].content);
+    for (int i = 0; i < v->n_peers; i++) {
+        free(v->peers[i].is_known);
+        free(v->peers[i].tokens);
+    }
+    free(v->peers);
     free(v->cells);
     free(v->first);
     free(v);
@@ -86,18 +100,39 @@ static struct cell routed_counts(const struct moe_values *v, int rank, int layer
     return with;
 }
 
+static struct peers *peers_of(struct moe_values *v, int P)
+{
+    size_t n = (size_t)v->r->n_layers * (size_t)v->r->n_ranks;
+    for (int i = 0; i < v->n_peers; i++)
+        if (v->peers[i].P == P) return &v->peers[i];
+    v->peers = moe_grow(v->peers, &v->cap_peers, v->n_peers + 1, sizeof *v->peers);
+    v->peers[v->n_peers] =
+        (struct peers){P, moe_alloc(n, sizeof(bool)), moe_alloc(n * (size_t)P, sizeof(int32_t))};
+    return &v->peers[v->n_peers++];
+}
+
+const int32_t *moe_values_peers(struct moe_values *v, int rank, int layer, int P)
+{
+    if (!v->r || v->r->n_experts % P || v->r->n_ranks % P) return NULL;
+    layer = moe_routed_layer(v->s, layer);
+    moe_assert(layer < v->r->n_layers && rank < v->r->n_ranks);
+    struct peers *peers = peers_of(v, P);
+    size_t at = (size_t)layer * (size_t)v->r->n_ranks + (size_t)rank;
+    int32_t *tokens = peers->tokens + at * (size_t)P;
+    if (!peers->is_known[at]) moe_routing_peers(v->r, layer, rank, P, tokens);
+    peers->is_known[at] = true;
+    return tokens;
+}
+
 /* What SPREAD counts: all choices leave, so what the routing says. */
 static struct cell routed_peers(struct moe_values *v, const struct moe_op *op, int rank, int layer)
 {
     int P = (int)moe_eval(v->s, moe_values_device(v), op->dims[3], rank, layer, 0);
-    layer = moe_routed_layer(v->s, layer);
-    moe_assert(v->r && layer < v->r->n_layers && rank < v->r->n_ranks);
-    int32_t *peers = moe_alloc((size_t)P, sizeof *peers);
-    moe_routing_peers(v->r, layer, rank, P, peers);
+    const int32_t *peers = moe_values_peers(v, rank, layer, P);
+    moe_assert(peers);
     struct cell with = {.n = P, .cap = P};
     with.content = moe_alloc((size_t)P, sizeof *with.content);
     for (int p = 0; p < P; p++) with.content[p] = peers[p];
-    free(peers);
     return with;
 }
 

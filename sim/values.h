@@ -30,6 +30,9 @@ struct moe_env moe_values_device(struct moe_values *v);
 
 /* The sum of an int64 buffer, as the device knows it. */
 int64_t moe_values_total(const struct moe_values *v, struct moe_ref ref, int rank, int layer);
+/* [P]: moe_routing_peers of (layer, rank), found once and kept; NULL without a routing, or where P does not
+ * divide experts and ranks. */
+const int32_t *moe_values_peers(struct moe_values *v, int rank, int layer, int P);
 
 /* What capacity rules make of the rows that tokens chose, over all ranks and layers of the step: `dropped` of
  * `chosen` stay behind, `padded` empty ones travel besides. Where tokens have several capacities (see LIMIT)

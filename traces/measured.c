@@ -269,8 +269,7 @@ static int read_csv(char *text, struct moe_measured *out, int *line)
 
 enum { MAX_BYTES = 256 << 20 };
 
-/* *text: to be freed; a zero is behind it. */
-static int load(const char *path, char **text, size_t *bytes)
+int moe_measured_load(const char *path, char **text, size_t *bytes)
 {
     int64_t size;
     MOE_TRY(moe_import_size(path, &size));
@@ -307,7 +306,7 @@ int moe_measured_read(const char *path, const char *op, struct moe_measured *out
     moe_copy_name(out->file, slash ? slash + 1 : path);
     if (op && !known)
         return moe_fail(MOE_EUSAGE, "unknown collective '%.40s'%s", op, moe_hint(op, ops, N_OPS, hint));
-    MOE_TRY(load(path, &text, &bytes));
+    MOE_TRY(moe_measured_load(path, &text, &bytes));
     int err = read_text(text, bytes, known, out, &line);
     if (err < 0 && line > 0)
         moe_fail(err, "%s:%d: %s", path, line, moe_error());

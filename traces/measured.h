@@ -64,6 +64,8 @@ bool moe_row_chosen(const struct moe_row_choice *choice, const struct moe_measur
 
 /* ---- what the readers of the sources share ---- */
 
+/* A whole file. *text: to be freed; a zero is behind it. Errors: MOE_EINPUT as "file: what". */
+int moe_measured_load(const char *path, char **text, size_t *bytes);
 /* The collective of a name in any spelling (AllGather, ncclAllGather, all_gather_perf), as in a row; NULL: of
  * none. */
 const char *moe_measured_op(const char *name);

@@ -84,7 +84,7 @@ static int count_cores(int64_t asked, int64_t *out)
 
 static int check_trace(const struct moe_args *args)
 {
-    if (args->n_inputs > 1 || args->op || args->plot || args->like)
+    if (args->n_inputs > 1 || args->op || args->plot || args->like || args->tuning)
         return moe_fail(MOE_EUSAGE, "without --topology BASE: expected one trace, and no option of measured "
                                     "collectives");
     if (access(args->input, R_OK) < 0 || moe_input_is_trace(args->input)) return MOE_OK;

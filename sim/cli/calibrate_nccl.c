@@ -15,6 +15,7 @@ enum { P = MOE_NCCL_N_PARAMS, WIDTH = 106 };
 static const char *const class_text[MOE_NCCL_CLASSES] = {"p2p", "ring"};
 static const char *const band_key[MOE_NCCL_BANDS] = {"small", "medium", "large"};
 static const char fitted_by[] = "fitted by moesim calibrate", means_of[] = "means of other machines",
+                  by_table[] = "prior: NCCL tuning table",
                   not_apart[] = "not told apart by these rows: add other numbers of GPUs",
                   default_name[] = "this_host"; /* of --name (main.c): the base's stays */
 
@@ -38,7 +39,7 @@ static const struct moe_yaml *item_of(const struct moe_yaml *map, const char *ke
 /* Is it a key that the fit writes? */
 static bool is_written(const char *key)
 {
-    bool written = !strcmp(key, "fitted") || !strcmp(key, "source");
+    bool written = !strcmp(key, "fitted") || !strcmp(key, "source") || !strcmp(key, "tuning");
     for (int i = 0; i < P; i++) written |= !strcmp(key, moe_nccl_text[i]);
     for (int class = 0; class < MOE_NCCL_CLASSES; class ++) {
         size_t n = strlen(class_text[class]);
@@ -84,6 +85,21 @@ static void write_numbers(FILE *f, const struct moe_nccl *p)
     fputc('\n', f);
 }
 
+static void write_tables(FILE *f, const struct moe_nccl_tables *tables)
+{
+    char *text = NULL;
+    size_t bytes;
+    int at = 0;
+    if (!tables->n) return;
+    FILE *all = open_memstream(&text, &bytes);
+    moe_nccl_tables_write(tables, all);
+    fclose(all);
+    fputs("  tuning: >-\n    ", f);
+    write_words(f, text, NULL, &at);
+    fputc('\n', f);
+    free(text);
+}
+
 /* What the block says of an earlier fit is left out. */
 static void write_block(FILE *f, const struct moe_yaml *block, const struct result *r)
 {
@@ -93,6 +109,7 @@ static void write_block(FILE *f, const struct moe_yaml *block, const struct resu
     fputs("nccl:\n", f);
     for (int i = 0; i < block->n; i++)
         if (!is_written(block->key[i])) fprintf(f, "  %s: %s\n", block->key[i], block->item[i].text);
+    write_tables(f, &r->fit.value.tables);
     write_numbers(f, &r->fit.value);
     fputs("  source: >-\n    ", f);
     write_words(f, source, old, &at);
@@ -173,6 +190,8 @@ static json_t *numbers_json(const struct result *r, bool fitted)
         double size = moe_nccl_size[i];
         if (!fitted || r->fit.told[i])
             snprintf(source, sizeof source, "%s", fitted ? "fitted" : means_of);
+        else if (r->fit.prior[i])
+            snprintf(source, sizeof source, "%s", by_table);
         else if (isinf(r->fit.spread[i]))
             snprintf(source, sizeof source, "as before: not told without %s", moe_nccl_rows[i]);
         else
@@ -201,19 +220,31 @@ static json_t *residuals_json(const struct moe_nccl_fit *fit)
     return list;
 }
 
-static char *said_of_fit(const struct moe_args *args, const struct moe_nccl_fit *fit)
+/* " What: a 2 %, b 3 %." of those of which a spread is known; nothing when there are none */
+static void say_spreads(FILE *f, const char *what, const struct moe_nccl_fit *fit, const bool *which)
+{
+    const char *before = what;
+    for (int i = 0; i < P; i++) {
+        if (!which[i]) continue;
+        fprintf(f, "%s %s %.2g %%", before, moe_nccl_text[i], 100 * fit->spread[i]);
+        before = ",";
+    }
+    if (before != what) fputc('.', f);
+}
+
+static char *said_of_fit(const struct moe_args *args, const struct moe_nccl_fit *fit, const char *tables)
 {
     char *text = NULL, names[PATH_MAX];
     size_t bytes;
     int n_untold = 0;
     FILE *f = open_memstream(&text, &bytes);
-    fprintf(f, "%s to %s, rows %s, %d points. Spreads (standard deviations):", fitted_by,
-            moe_cli_file_names(args, names), args->rows, fit->n_rows);
-    for (int i = 0, n = 0; i < P; i++)
-        if (fit->told[i]) fprintf(f, "%s %s %.2g %%", n++ ? "," : "", moe_nccl_text[i], 100 * fit->spread[i]);
-    fputc('.', f);
+    fprintf(f, "%s to %s, rows %s, %d points.", fitted_by, moe_cli_file_names(args, names), args->rows,
+            fit->n_rows);
+    if (tables) fprintf(f, " NCCL's tuning tables: %s.", tables);
+    say_spreads(f, " Spreads (standard deviations):", fit, fit->told);
+    say_spreads(f, " Not told by these rows, so as NCCL's table has them:", fit, fit->prior);
     for (int i = 0; i < P; i++)
-        if (!fit->told[i])
+        if (!fit->told[i] && !fit->prior[i])
             fprintf(f, isinf(fit->spread[i]) ? "%s %s (%s tell it)" : "%s %s (%s)",
                     n_untold++ ? "," : " Not told by these rows, so as sim/nccl.h has them:",
                     moe_nccl_text[i], isinf(fit->spread[i]) ? moe_nccl_rows[i] : not_apart);
@@ -227,7 +258,8 @@ static void print_error(const char *what, double error)
     if (!isnan(error)) printf("rows of %s left out of the fit: median error %.1f %%\n", what, 100 * error);
 }
 
-static void print_fit(const struct moe_args *args, const struct moe_cli_rows *rows, const struct result *r)
+static void print_fit(const struct moe_args *args, const struct moe_cli_rows *rows,
+                      const struct moe_cli_tuning *tuning, const struct result *r)
 {
     char names[PATH_MAX];
     int n_told = 0;
@@ -241,18 +273,24 @@ static void print_fit(const struct moe_args *args, const struct moe_cli_rows *ro
     print_error("a size", r->fit.without_size);
     print_error("a number of GPUs", r->fit.without_ranks);
     moe_cli_rows_print_left_out(rows);
+    if (tuning->said || r->start.tables.n)
+        printf("NCCL tuning tables: %s\n", tuning->said ? tuning->said : "the base's");
+    if (tuning->n_repeated + tuning->n_unusable)
+        printf("tuning tables not used: %d of a number of GPUs that had one; %d of several nodes, too many "
+               "GPUs or an unknown number\n",
+               tuning->n_repeated, tuning->n_unusable);
 }
 
 static void print_fit_json(const struct moe_args *args, const struct moe_cli_rows *rows,
-                           const struct result *r)
+                           const struct moe_cli_tuning *tuning, const struct result *r)
 {
     char names[PATH_MAX];
     moe_print_json(json_pack(
-        "{s:s, s:o, s:o, s:i, s:i, s:o, s:o, s:o, s:o}", "schema", "moesim.calibrate_rows/1", "files",
+        "{s:s, s:o, s:o, s:i, s:i, s:s*, s:o, s:o, s:o, s:o}", "schema", "moesim.calibrate_rows/1", "files",
         moe_json_text(moe_cli_file_names(args, names)), "chosen", moe_json_text(args->rows), "rows", rows->n,
-        "points", r->fit.n_rows, "numbers", numbers_json(r, true), "residuals", residuals_json(&r->fit),
-        "without_size_pct", moe_json_known(100 * r->fit.without_size), "without_ranks_pct",
-        moe_json_known(100 * r->fit.without_ranks)));
+        "points", r->fit.n_rows, "tuning", tuning->said, "numbers", numbers_json(r, true), "residuals",
+        residuals_json(&r->fit), "without_size_pct", moe_json_known(100 * r->fit.without_size),
+        "without_ranks_pct", moe_json_known(100 * r->fit.without_ranks)));
 }
 
 /* ---- the commands ---- */
@@ -350,12 +388,15 @@ static int check_fit(const struct moe_args *args, const struct moe_nccl_fit *fit
 static int fit(const struct moe_args *args)
 {
     struct moe_cli_rows rows = {0};
+    struct moe_cli_tuning tuning = {0};
     struct moe_topo *topo = NULL;
     struct result r = {0};
     struct moe_nccl_row *row = NULL;
     int err, n = 0;
     MOE_TRY_GOTO(load_base(args, &topo, &r));
     MOE_TRY_GOTO(moe_cli_rows_load(args, topo, &rows));
+    MOE_TRY_GOTO(moe_cli_tuning_load(args, topo, &tuning));
+    if (tuning.said) r.start.tables = tuning.tables;
     row = moe_alloc((size_t)rows.n, sizeof *row);
     for (int i = 0; i < rows.n; i++) {
         if (rows.row[i].nccl.c.ranks > topo->gpus_per_node) continue;
@@ -371,11 +412,12 @@ static int fit(const struct moe_args *args)
                               args->input, n, rows.n_elsewhere + rows.n_host, P));
     MOE_TRY_GOTO(moe_nccl_calibrate(&r.start, row, n, &r.fit));
     MOE_TRY_GOTO(check_fit(args, &r.fit));
-    r.said = said_of_fit(args, &r.fit);
+    r.said = said_of_fit(args, &r.fit, tuning.said ? tuning.said : r.start.tables.n ? "the base's" : NULL);
     if (args->plot) MOE_TRY_GOTO(moe_cli_plot_rows(args->plot, row, n, &r.fit.value));
     MOE_TRY_GOTO(write_topology(args, &r));
-    (args->json ? print_fit_json : print_fit)(args, &rows, &r);
+    (args->json ? print_fit_json : print_fit)(args, &rows, &tuning, &r);
 done:
+    moe_cli_tuning_free(&tuning);
     free(row);
     free(r.said);
     moe_cli_rows_free(&rows);
@@ -386,8 +428,8 @@ done:
 int moe_cli_calibrate_nccl(const struct moe_args *args)
 {
     if (args->cores) return moe_fail(MOE_EUSAGE, "--cores is of a capture, and goes without --topology");
-    if (args->like && (args->plot || args->op || strcmp(args->rows, "*@*") != 0))
-        return moe_fail(MOE_EUSAGE, "--like reads topologies, expected no --rows, --op or --plot");
+    if (args->like && (args->plot || args->op || args->tuning || strcmp(args->rows, "*@*") != 0))
+        return moe_fail(MOE_EUSAGE, "--like reads topologies, expected no --rows, --op, --plot or --tuning");
     MOE_TRY(moe_output_check(args, "-o", args->output));
     if (args->plot) MOE_TRY(moe_output_check(args, "--plot", args->plot));
     return args->like ? like(args) : fit(args);

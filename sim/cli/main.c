@@ -84,6 +84,8 @@ static const struct option {
      ON(CALIBRATE), 0, TEXT, AT(topology)},
     {"rows", 0, "ROWS", "which of them, as in *@2,4+allgather@8", MODELS, 0, TEXT, AT(rows), .text = "*@*"},
     {"op", 0, "OP", "the collective of logs that do not say it", MODELS, 0, TEXT, AT(op)},
+    {"tuning", 0, "LOG", "NCCL's log of TUNING: what it runs, and numbers that the rows do not tell",
+     ON(CALIBRATE), 0, TEXT, AT(tuning)},
     {"like", 0, NULL, "FILE... are topologies of other machines: take the means of their numbers",
      ON(CALIBRATE), 0, FLAG, AT(like)},
     {"plot", 0, "FILE.svg", "figure to draw: measured collectives and the fit", ON(CALIBRATE), 0, TEXT,

@@ -43,6 +43,19 @@ bool moe_in_band(int64_t bytes, int band);
  * those of gnuplot. */
 int moe_cli_plot_rows(const char *path, const struct moe_nccl_row *row, int n, const struct moe_nccl *p);
 
+/* NCCL's tuning tables of one node, from --tuning, then the files of the command line: of each number of GPUs
+ * the first. */
+struct moe_cli_tuning {
+    struct moe_nccl_tables tables;
+    char *said;     /* "nccl.log:12, 8 GPUs; ...": where they are from; NULL: there are none */
+    int n_repeated; /* tables of a number of GPUs that had one */
+    int n_unusable; /* of several nodes, more GPUs than a node has, or an unknown number */
+};
+/* Errors: those of the reader; MOE_EINPUT when --tuning holds none that can be used. To be freed in any case.
+ */
+int moe_cli_tuning_load(const struct moe_args *args, const struct moe_topo *t, struct moe_cli_tuning *out);
+void moe_cli_tuning_free(struct moe_cli_tuning *t);
+
 /* The commands for measured rows. */
 int moe_cli_calibrate_nccl(const struct moe_args *args);
 int moe_cli_validate_rows(const struct moe_args *args);

@@ -48,8 +48,8 @@ int moe_output_check(const struct moe_args *args, const char *option, const char
 {
     struct stat output, input;
     if (stat(path, &output) < 0) return MOE_OK;
-    for (int i = 0; i <= args->n_inputs; i++) {
-        const char *read = i < args->n_inputs ? args->inputs[i] : args->topology;
+    for (int i = -2; i < args->n_inputs; i++) {
+        const char *read = i == -2 ? args->topology : i == -1 ? args->tuning : args->inputs[i];
         if (read && stat(read, &input) == 0 && input.st_dev == output.st_dev && input.st_ino == output.st_ino)
             return moe_fail(MOE_EUSAGE, "%s %s: is what is read (%s)", option, path, read);
     }

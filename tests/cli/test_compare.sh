@@ -42,6 +42,13 @@ sed '$a capacity: {rule: megatron}' model.yaml > capped.yaml
 # shellcheck disable=SC2086 # several arguments
 expect 0 '^best: dgx_h100 with deepep: ' compare capped.yaml $once --vary capacity=dropless
 
+# ---- a dispatcher whose kernels need NVLink: a bus has no result, others have ----
+# shellcheck disable=SC2086 # several arguments
+expect 0 '^best: dgx_h100 with deepep: ' compare model.yaml $once --vary topology=dgx_h100,pcie_box
+grep -q 'no result: pcie_box with deepep: pcie_box: .*expected kind switch$' out || fail "a bus: $(cat out)"
+# shellcheck disable=SC2086 # several arguments
+expect 3 'pcie_box: intra is of kind shared' compare model.yaml $once --vary topology=pcie_box
+
 # ---- 18 variants: their table is in the order of time per kept token, from best to worst ----
 # shellcheck disable=SC2086 # several arguments
 expect 0 '^best: ' compare skewed.yaml $grid -o results.db

@@ -135,6 +135,80 @@ for machine in dgx_h100 hgx_4nic; do
     sed -n '/^nccl:/,$p' "$machines/h100_sxm.yaml" | cmp -s - one || fail "$machine: another block nccl"
 done
 
+# NCCL's tuning table of 8 GPUs: all-gathers of LL up to 526 KB, where 12 us + S / 87.4 GB/s is 16.7 us + S /
+# 400 GB/s, then Simple. Launch of LL 2 x 12 - 19 = 5 us, a step 1 us; a channel 14/8 x 84 / 24 = 6.125 GB/s.
+# It tells what rows of 8 MiB and more do not.
+tuning()
+{
+    sed 's/^/host:10:20 [0] NCCL INFO /' << 'EOF'
+Latency/AlgBw | Tree/    LL | Tree/ LL128 | Tree/Simple | Ring/    LL | Ring/ LL128 | Ring/Simple |
+    Broadcast |    0.0/  0.0|    0.0/  0.0|    0.0/  0.0|    8.0/ 70.0|    0.0/  0.0|   11.0/350.0|
+       Reduce |    0.0/  0.0|    0.0/  0.0|    0.0/  0.0|    8.0/ 70.0|    0.0/  0.0|   11.0/350.0|
+    AllGather |    0.0/  0.0|    0.0/  0.0|    0.0/  0.0|   12.0/ 87.4|    0.0/  0.0|   16.7/400.0|
+ReduceScatter |    0.0/  0.0|    0.0/  0.0|    0.0/  0.0|   12.0/ 87.4|    0.0/  0.0|   16.7/400.0|
+    AllReduce |    0.0/  0.0|    0.0/  0.0|    0.0/  0.0|   19.0/ 84.0|    0.0/  0.0|   24.4/200.0|
+EOF
+}
+tuning > nccl.log
+{ echo op,num_gpus,size_bytes,time_us && for gpus in 2 4; do
+    for mb in 8 16 32 64 128 256 512; do echo all_gather,$gpus,$((mb << 20)),1; done; done; } > rows.csv
+measured h100_sxm | tr -d '\r' > large.csv
+expect 0 '^ll_channel .* 6.125 .* 41.000 .* prior: NCCL tuning table$' \
+    calibrate large.csv --topology h100_sxm -o prior.yaml --tuning nccl.log
+grep -qx 'NCCL tuning tables: nccl.log:1, 8 GPUs' out || fail "$(tail -n 3 out)"
+grep -q '^ll128_channel .* as before: not told without ' out && grep -q '^ll_base  *5.0.* prior: ' out &&
+    grep -q '^simple_base .* fitted$' out || fail "$(cat out)"
+tr '\n' ' ' < prior.yaml | tr -s ' ' > one
+grep -q 'tuning: >- 8 allreduce ring/ll 19 us 84 GB/s, 8 allreduce ring/simple 24.4 us 200 GB/s, 8 ' one &&
+    grep -q "NCCL's tuning tables: nccl.log:1, 8 GPUs\." one &&
+    grep -q "as NCCL's table has them: ll_base 28 %, ll_step 48 %, ll_channel 41 %\." one || fail "$(cat one)"
+# The topology keeps it: of 8 GPUs 1 KiB takes 5 + 7 us and 8 x 128 B at 6.125 GB/s.
+printf 'op,num_gpus,size_bytes,time_us\nallgather,8,1024,12.167\n' > small.csv
+expect 0 . validate small.csv --topology ./prior.yaml -o predicted.csv
+awk -F, 'NR == 2 && $6 > 12.166 && $6 < 12.168 {n = 1} END {exit !n}' predicted.csv ||
+    fail "$(cat predicted.csv)"
+
+# A measured file that holds one counts too; without another, so does the base's; of several the first.
+{ tuning && echo '# Collective test starting: all_gather_perf' && echo '# nThread 1 nGpus 2 minBytes 64' &&
+    echo '#  Rank  0 Group  0 Pid 1 on a device  0 [0000:04:00] NVIDIA H100 80GB HBM3' &&
+    echo '#  size  count  type  redop  root  time  algbw  busbw  #wrong  time  algbw  busbw  #wrong' &&
+    awk -F, '$3 == 2 {print $4, $4 / 2, "half none -1", $5, "1 1 0", $5, "1 1 0"}' large.csv &&
+    tuning; } > own.log
+expect 0 '^NCCL tuning tables: own.log:1, 8 GPUs$' \
+    calibrate own.log large.csv --topology h100_sxm -o own.yaml
+grep -q '^tuning tables not used: 1 of a number of GPUs that had one; 0 of several nodes' out ||
+    fail "$(cat out)"
+near own.yaml prior.yaml 0.01
+expect 0 "^NCCL tuning tables: the base's$" calibrate large.csv --topology ./own.yaml -o again.yaml
+near again.yaml own.yaml 0.01
+expect 0 '"tuning": "nccl.log:1, 8 GPUs"' \
+    calibrate large.csv --topology h100_sxm -o again.yaml --tuning nccl.log --json
+# Rows of all sizes tell these numbers, whatever the table says of 8 GPUs.
+awk -F, 'NR == 1 || $3 < 8' h100.csv > fewer.csv
+expect 0 . calibrate fewer.csv --topology h100_sxm -o plain.yaml
+grep -q 'tuning' plain.yaml && fail "$(grep tuning plain.yaml)"
+expect 0 . calibrate fewer.csv --topology h100_sxm -o prior.yaml --tuning nccl.log
+grep -q 'prior: ' out && fail "$(grep prior out)"
+near plain.yaml prior.yaml 0.001
+
+sed '$d' nccl.log > short.log
+expect 3 "short.log:1: NCCL's tuning table is cut short, expected " \
+    calibrate h100.csv --topology h100_sxm -o x.yaml --tuning short.log
+expect 3 'h100.csv: no tuning table of one node of h100_sxm (0 others), expected lines of NCCL_DEBUG=INFO' \
+    calibrate h100.csv --topology h100_sxm -o x.yaml --tuning h100.csv
+{ echo 'host:10:20 [0] NCCL INFO comm 0x1 rank 0 nRanks 8 nNodes 2' && cat nccl.log; } > nodes.log
+expect 3 'nodes.log: no tuning table of one node of h100_sxm (1 others)' \
+    calibrate h100.csv --topology h100_sxm -o x.yaml --tuning nodes.log
+expect 3 'absent.log: ' calibrate h100.csv --topology h100_sxm -o x.yaml --tuning absent.log
+expect 2 'o ./nccl.log: is what is read' \
+    calibrate h100.csv --topology h100_sxm -o ./nccl.log --tuning nccl.log
+expect 2 'expected no --rows, --op, --plot or --tuning' \
+    calibrate gb200 --like --topology h100_sxm -o x.yaml --tuning nccl.log
+expect 2 'no option of measured collectives' calibrate h100.csv -o x.yaml --tuning nccl.log
+sed 's/8 allreduce/8 allreduct/' own.yaml > wrong.yaml
+expect 3 "wrong.yaml:[0-9]*: tuning: 'allreduct' is no collective, did you mean allreduce" \
+    validate small.csv --topology ./wrong.yaml
+
 # A figure, or none and no topology.
 expect 0 . calibrate h100.csv --topology h100_sxm -o drawn.yaml --plot fit.svg
 grep -q 'allreduce' fit.svg && [ "$(echo fit.svg*)" = fit.svg ] || fail "figure: $(ls)"

@@ -161,6 +161,33 @@ static void moves_what_it_must(void **state)
     plan_close(&t, &plan);
 }
 
+/* 3 nodes of 2; only rank 0 has tokens: 3 rows for rank 2, 1 for rank 4, 2 for rank 1. One stage after the
+ * other: both flows over its NIC at 1 GB/s end after 4 us, the smaller after 2; NVLink follows the larger, 2
+ * rows at 2 GB/s. Back the same. */
+static void a_stage_follows_the_largest_flow(void **state)
+{
+    (void)state;
+    struct moe_topo t = plan_machine(6, 2, 2, 2e9, 1e9);
+    struct moe_plan plan = {0};
+    const struct moe_deepep_normal p = {.serial = 1};
+    const int rank[6] = {0, 1, 2, 3, 4, 5}, first[4] = {0, 2, 4, 6};
+    const double to_rank[6 * 6] = {0, 2000, 3000, 0, 1000}, to_node[6 * 3] = {2000, 3000, 1000};
+    for (int combine = 0; combine < 2; combine++) {
+        struct moe_deepep_traffic x = {.combine = combine,
+                                       .n = 6,
+                                       .n_nodes = 3,
+                                       .rank = rank,
+                                       .first = first,
+                                       .to_rank = to_rank,
+                                       .to_node = to_node,
+                                       .row_bytes = 1000};
+        plan.n = 0;
+        moe_deepep_traffic_plan(&p, &t, &x, &plan);
+        assert_int_equal(moe_plan_time(&t, &plan), 5000000);
+    }
+    plan_close(&t, &plan);
+}
+
 /* ---- closed forms and plans ---- */
 
 struct any {
@@ -247,7 +274,7 @@ static void defaults_on_a_shipped_machine(void **state)
     for (int combine = 0; combine < 2; combine++)
         for (int ranks = 8; ranks <= 32; ranks *= 2) {
             struct moe_deepep_case c = {combine, ranks, 4096, 7168, 256, 8, 4, 24};
-            const struct moe_deepep_normal *p = &moe_deepep_normal_default[combine];
+            const struct moe_deepep_normal *p = &moe_deepep_default.nodes.kernel[combine];
             const struct moe_deepep_low_latency *q = &moe_deepep_low_latency_default[combine];
             struct moe_plan plan = {0};
             moe_topo_build(t, ranks);
@@ -260,7 +287,9 @@ static void defaults_on_a_shipped_machine(void **state)
         }
     for (int combine = 0; combine < 2; combine++) {
         plan_defaults_fit(moe_deepep_normal_param, MOE_DEEPEP_NORMAL_PARAMS,
-                          (const double *)&moe_deepep_normal_default[combine]);
+                          (const double *)&moe_deepep_default.one_node.kernel[combine]);
+        plan_defaults_fit(moe_deepep_normal_param, MOE_DEEPEP_NORMAL_PARAMS,
+                          (const double *)&moe_deepep_default.nodes.kernel[combine]);
         plan_defaults_fit(moe_deepep_low_latency_param, MOE_DEEPEP_LOW_LATENCY_PARAMS,
                           (const double *)&moe_deepep_low_latency_default[combine]);
     }
@@ -275,6 +304,7 @@ int main(void)
         cmocka_unit_test(solved_by_hand),
         cmocka_unit_test(low_latency_solved_by_hand),
         cmocka_unit_test(moves_what_it_must),
+        cmocka_unit_test(a_stage_follows_the_largest_flow),
         cmocka_unit_test(plans_take_what_closed_forms_say),
         cmocka_unit_test(defaults_on_a_shipped_machine),
     };

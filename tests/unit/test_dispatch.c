@@ -104,6 +104,35 @@ static void test_faults_are_named(void **state)
 }
 
 /* Readers ask SPREAD for the size of the group. */
+/* Gradients of what is dispatched come home, those of what comes home are dispatched; counts have none. */
+static void test_transports(void **state)
+{
+    (void)state;
+    static const struct {
+        enum moe_pass pass;
+        const char *op;
+        enum moe_transport by;
+    } ops[] = {{MOE_FORWARD, "exchange_counts", MOE_BY_DEEPEP_NOTIFY},
+               {MOE_FORWARD, "exchange_tokens", MOE_BY_DEEPEP_NOTIFY},
+               {MOE_FORWARD, "dispatch_experts", MOE_BY_DEEPEP_DISPATCHED},
+               {MOE_FORWARD, "dispatch_probs", MOE_BY_DEEPEP_DISPATCHED},
+               {MOE_FORWARD, "dispatch_tokens", MOE_BY_DEEPEP_DISPATCH},
+               {MOE_FORWARD, "combine", MOE_BY_DEEPEP_COMBINE},
+               {MOE_BACKWARD, "d_combine", MOE_BY_DEEPEP_DISPATCH},
+               {MOE_BACKWARD, "d_dispatch_tokens", MOE_BY_DEEPEP_COMBINE},
+               {MOE_BACKWARD, "d_dispatch_probs", MOE_BY_DEEPEP_COMBINED},
+               {MOE_SYNC, "sum_router", MOE_BY_NCCL}};
+    struct moe_scenario *sc = fixture_scenario(4, 2, "6", "dispatcher: deepep");
+    struct moe_schedule *s = fixture_schedule(sc);
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        assert_int_equal(fixture_op(&s->roles[0], ops[i].pass, ops[i].op)->transport, ops[i].by);
+    for (int t = 0; t < MOE_TRANSPORT_COUNT; t++)
+        assert_true(moe_transport_reverse[moe_transport_reverse[t]] == (enum moe_transport)t &&
+                    moe_transport_rides[moe_transport_reverse[t]] == moe_transport_rides[t]);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
 static void test_malformed(void **state)
 {
     (void)state;
@@ -112,6 +141,14 @@ static void test_malformed(void **state)
     fixture_op(&s->roles[0], MOE_FORWARD, "spread")->n_dims = 3;
     assert_int_equal(moe_schedule_check(s), MOE_EFAILED);
     assert_string_equal(moe_error(), "malformed schedule: layer spread: dims of spread");
+    fixture_op(&s->roles[0], MOE_FORWARD, "spread")->n_dims = 4;
+    fixture_op(&s->roles[0], MOE_FORWARD, "combine")->transport = MOE_TRANSPORT_COUNT;
+    assert_int_equal(moe_schedule_check(s), MOE_EFAILED);
+    assert_string_equal(moe_error(), "malformed schedule: layer combine: transport");
+    fixture_op(&s->roles[0], MOE_FORWARD, "combine")->transport = MOE_BY_NCCL;
+    fixture_op(&s->roles[0], MOE_SYNC, "sum_router")->transport = MOE_BY_DEEPEP_COMBINE;
+    assert_int_equal(moe_schedule_check(s), MOE_EFAILED);
+    assert_non_null(strstr(moe_error(), "sum_router: transport"));
     moe_schedule_free(s);
     moe_scenario_free(sc);
 }
@@ -131,7 +168,7 @@ static void test_refuses_capacity(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes), cmocka_unit_test(test_faults_are_named),
-                                       cmocka_unit_test(test_malformed),
+                                       cmocka_unit_test(test_transports), cmocka_unit_test(test_malformed),
                                        cmocka_unit_test(test_refuses_capacity)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

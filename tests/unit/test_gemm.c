@@ -23,8 +23,13 @@ static const struct moe_gemm plain = {.launch_s = 0,
                                       .split_s = INFINITY,
                                       .sum_Bps = INFINITY,
                                       .write_Bps = INFINITY};
-static const struct moe_grouped even = {
-    .launch_s = 0, .memory_share = 1, .matmul_share = 1, .theta = 0, .route_s = 0, .route_token_s = 0};
+static const struct moe_grouped even = {.launch_s = 0,
+                                        .memory_share = 1,
+                                        .move_share = 1,
+                                        .matmul_share = 1,
+                                        .theta = 0,
+                                        .route_s = 0,
+                                        .route_token_s = 0};
 
 static void assert_us(double s, double us)
 {
@@ -193,6 +198,17 @@ static void grouped_memory(void **state)
     assert_true(moe_grouped_s(&gpu, &p, 0, NULL, NULL, 512, 64, 2) == 0);
 }
 
+/* 256 rows and 512 columns are 4 tiles of 256 rows, a wave: 2 B * (512 * 64 weights + 256 * (512 + 64)) at
+ * 1 GB/s. 512 rows are 8 of the largest tiles, 2 waves: the weights twice. */
+static void grouped_weights_are_read_by_each_wave(void **state)
+{
+    struct moe_gpu gpu = small;
+    (void)state;
+    gpu.memory_Bps = 1e9;
+    assert_us(moe_grouped_s(&gpu, &even, 1, (int64_t[]){256}, NULL, 512, 64, 2), 360.448);
+    assert_us(moe_grouped_s(&gpu, &even, 1, (int64_t[]){512}, NULL, 512, 64, 2), 720.896);
+}
+
 /* Shared memory of 25 GB/s for each SM. A tile of 16 rows moves (2 * (64 + 16) + 16 + 128) * 128 B: 1.55648
  * us; of 128 rows (2 * (64 + 128) + 128 + 128) * 128 B: 3.2768 us, and 8 times the rows. */
 static void grouped_tiles_are_chosen_before(void **state)
@@ -230,7 +246,7 @@ static void grouped_bounds(void **state)
 }
 
 /* Launch, both products (64 to 2 * 128 and 128 to 64), what is moved: 2 B * (16 rows * 3 * (64 + 128) + 2 *
- * 32 tokens * 64) at 1 GB/s, and routing of 32 tokens with many experts, or many for a token. */
+ * 32 tokens * 64) at half of 1 GB/s, and routing of 32 tokens with many experts, or many for a token. */
 static void experts(void **state)
 {
     struct moe_gpu gpu = small;
@@ -247,11 +263,12 @@ static void experts(void **state)
     (void)state;
     gpu.memory_Bps = 1e9;
     p.launch_s = 5e-6;
+    p.move_share = 0.5;
     p.route_s = 7e-6;
     p.route_token_s = 1e-8;
     double products_s = moe_grouped_s(&gpu, &p, 1, rows, NULL, 256, 64, 2) +
                         moe_grouped_s(&gpu, &p, 1, rows, NULL, 64, 128, 2);
-    double us = 5 + products_s * 1e6 + 2 * (16 * 3 * 192 + 2 * 32 * 64) / 1e3;
+    double us = 5 + products_s * 1e6 + 2 * (16 * 3 * 192 + 2 * 32 * 64) / 0.5e3;
     assert_us(moe_experts_s(&gpu, &p, &c), us);
     c.n_experts = 129;
     assert_us(moe_experts_s(&gpu, &p, &c), us + 7 + 0.32);
@@ -271,6 +288,7 @@ int main(void)
         cmocka_unit_test(bounds_and_order),
         cmocka_unit_test(grouped_tiles),
         cmocka_unit_test(grouped_memory),
+        cmocka_unit_test(grouped_weights_are_read_by_each_wave),
         cmocka_unit_test(grouped_tiles_are_chosen_before),
         cmocka_unit_test(grouped_bounds),
         cmocka_unit_test(experts),

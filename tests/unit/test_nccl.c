@@ -1,11 +1,13 @@
 /* NCCL's channels on one node: times by hand, and the fit that finds made-up numbers again. */
 #include "sim/calibrate_nccl.h"
+#include "sim/topology.h"
 
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -335,6 +337,203 @@ static void behind_a_bus(void **state)
     assert_true(fit.residual[MOE_NCCL_RING][2] < 0.01);
 }
 
+/* ---- NCCL's tuning tables ---- */
+
+/* As written by hand: all-gathers of 8 with LL to 1 MB, where 10 us + 1 MB / 50 GB/s and 20 us + 1 MB / 100
+ * GB/s are the same 30 us, then Simple. Launch of LL 2 x 10 - 17 = 3 us, a step (17 - 10) / 7 = 1 us; on the
+ * wire 2 x 7/8 of 28 = 49 GB/s, 49/24 of a channel. */
+static const char by_hand[] = "8 allreduce ring/ll 17 us 28 GB/s, 8 allreduce ring/simple 34 us 80 GB/s, "
+                              "8 allgather ring/ll 10 us 50 GB/s, 8 allgather ring/simple 20 us 100 GB/s";
+
+static struct moe_nccl_tables tables(const char *text)
+{
+    struct moe_nccl_tables t;
+    if (moe_nccl_tables_parse(text, &t) < 0) fail_msg("%s", moe_error());
+    return t;
+}
+
+static void tables_are_text(void **state)
+{
+    (void)state;
+    char *text;
+    size_t bytes;
+    struct moe_nccl_tables t = tables(by_hand);
+    FILE *f = open_memstream(&text, &bytes);
+    moe_nccl_tables_write(&t, f);
+    fclose(f);
+    assert_string_equal(text, by_hand);
+    assert_int_equal(t.n, 1);
+    assert_true(moe_nccl_table_of(&t, 8) == t.table && !moe_nccl_table_of(&t, 4));
+    free(text);
+    moe_nccl_tables_free(&t);
+    static const char *const wrong[][2] = {
+        {"", "'', expected as in 8 allreduce ring/ll 15 us 80.6 GB/s"},
+        {"8 allgather ring/ll 10 50 GB/s", "'8 allgather ring/ll 10 50 GB/s', expected as in 8 "},
+        {"8 allgather ring/ll 10 us 50 GB/s 8", "'8 allgather ring/ll 10 us 50 GB/s 8', expected as"},
+        {"8 allgather ring/ll 10 us 50 GB/s,", "'', expected as in 8 "},
+        {"8 allgathe ring/ll 10 us 50 GB/s", "'allgathe' is no collective, did you mean allgather"},
+        {"8 allgather rings/ll 10 us 50 GB/s", "'rings' is no algorithm, did you mean ring"},
+        {"8 allgather ring/ll12 10 us 50 GB/s", "'ll12' is no protocol, did you mean ll128"},
+        {"1 allgather ring/ll 10 us 50 GB/s", "1 GPUs, expected 2 or more"},
+        {"8 allgather ring/ll 10 us 0 GB/s", "expected a latency of 0 us or more, and a rate above 0"},
+        {"8 allgather ring/ll -1 us 5 GB/s", "expected a latency of 0 us or more, and a rate above 0"},
+        {"8 allgather ring/ll inf us 5 GB/s", "expected a latency of 0 us or more, and a rate above 0"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(moe_nccl_tables_parse(wrong[i][0], &t), MOE_EINPUT);
+        if (strncmp(moe_error(), wrong[i][1], strlen(wrong[i][1])) != 0)
+            fail_msg("'%s' does not begin '%s'", moe_error(), wrong[i][1]);
+        assert_true(!t.n && !t.table);
+    }
+}
+
+static void the_table_says_what_runs(void **state)
+{
+    (void)state;
+    struct moe_nccl p = round_numbers();
+    struct moe_nccl_case c = {MOE_ALLGATHER, 8, 1100000, 2, true};
+    enum moe_protocol of_8 = moe_nccl_ring(&p, &c).protocol;
+    assert_int_not_equal(of_8, MOE_PROTOCOL_SIMPLE);
+    c.ranks = 4;
+    enum moe_protocol of_4 = moe_nccl_ring(&p, &c).protocol;
+    assert_int_not_equal(of_4, MOE_PROTOCOL_SIMPLE);
+    c.ranks = 8;
+    c.bytes = 900000;
+    p.tables = tables(by_hand);
+    assert_int_equal(moe_nccl_ring(&p, &c).protocol, MOE_PROTOCOL_LL);
+    c.bytes = 1100000;
+    assert_int_equal(moe_nccl_ring(&p, &c).protocol, MOE_PROTOCOL_SIMPLE);
+    c.ranks = 4; /* there is no table of 4, and of two nodes neither */
+    assert_int_equal(moe_nccl_ring(&p, &c).protocol, of_4);
+    c.ranks = 8;
+    assert_true(fabs(moe_nccl_far(&p, &c, 2, 400e9).latency_s - 20e-6) > 1e-9);
+    /* Switches add up where they can, whatever the table says: not bytes. */
+    moe_nccl_tables_free(&p.tables);
+    p.tables = tables("8 allreduce nvls/simple 25 us 300 GB/s, 8 allreduce ring/simple 56 us 200 GB/s, "
+                      "8 allreduce pat/simple 1 us 900 GB/s");
+    c = (struct moe_nccl_case){MOE_ALLREDUCE, 8, 1 << 20, 2, true};
+    assert_int_equal(moe_nccl_ring(&p, &c).algorithm, MOE_ALGORITHM_NVLS);
+    c.is_float = false;
+    assert_int_equal(moe_nccl_ring(&p, &c).algorithm, MOE_ALGORITHM_RING);
+    moe_nccl_tables_free(&p.tables);
+}
+
+static int place(const char *key)
+{
+    int i = 0;
+    while (strcmp(moe_nccl_text[i], key) != 0) i++;
+    return i;
+}
+
+static void assert_prior(const struct moe_nccl *p, const char *key, double expected)
+{
+    double value = 0, spread = 0;
+    assert_true(moe_nccl_prior(p, place(key), &value, &spread) && spread > 0);
+    ASSERT_NEAR(value, expected);
+}
+
+/* Rows of 8 MiB and more tell numbers of Simple, as they do without a table, to the bit. Those of LL are the
+ * table's, and so is what is predicted of 1 KiB: 3 us, 7 steps of 1 us, and x = 128 B, 8 times at 49/24 GB/s.
+ * With rows of all sizes the table changes nothing of them. */
+static void priors_of_a_table(void **state)
+{
+    (void)state;
+    for (int all = 0; all <= 1; all++) {
+        struct moe_nccl_row row[MOST];
+        struct moe_nccl truth = made_up(1), facts = round_numbers();
+        struct moe_nccl_fit plain, fit;
+        int kept = 0;
+        for (int ranks = 2; ranks <= 4; ranks *= 2)
+            for (int64_t bytes = all ? 512 : 8 << 20; bytes <= 512 << 20; bytes *= 2, kept++) {
+                row[kept] = (struct moe_nccl_row){.c = {MOE_ALLGATHER, ranks, bytes, 2, true}};
+                row[kept].time_s = moe_nccl_s(&truth, &row[kept].c);
+            }
+        assert_int_equal(moe_nccl_calibrate(&facts, row, kept, &plain), MOE_OK);
+        facts.tables = tables(by_hand);
+        assert_prior(&facts, "ll_base", 3e-6);
+        assert_prior(&facts, "ll_step", 1e-6);
+        assert_prior(&facts, "ll_channel", 49e9 / 24);
+        assert_prior(&facts, "simple_base", 6e-6);
+        assert_prior(&facts, "port", 0.94 * 80e9 * 14 / 8);
+        double value, spread;
+        assert_false(moe_nccl_prior(&facts, place("ll128_channel"), &value, &spread));
+        assert_false(moe_nccl_prior(&facts, place("block"), &value, &spread));
+        assert_int_equal(moe_nccl_calibrate(&facts, row, kept, &fit), MOE_OK);
+        for (const char *const *key = (const char *const[]){"ll_base", "ll_step", "ll_channel", NULL}; *key;
+             key++) {
+            int i = place(*key);
+            assert_true(fit.told[i] == all && fit.prior[i] == !all && fit.spread[i] < 1);
+            if (!all)
+                ASSERT_NEAR(*moe_nccl_param(&fit.value, i),
+                            (moe_nccl_prior(&facts, i, &value, &spread), value));
+        }
+        struct moe_nccl_case small = {MOE_ALLGATHER, 8, 1024, 2, true}, large = small;
+        large.bytes = 64 << 20;
+        large.ranks = 4;
+        assert_true(moe_nccl_s(&fit.value, &large) == moe_nccl_s(&plain.value, &large));
+        double small_s = moe_nccl_s(&fit.value, &small);
+        if (all)
+            assert_true(small_s == moe_nccl_s(&plain.value, &small));
+        else
+            ASSERT_NEAR(small_s, 10e-6 + 8 * 128 / (49e9 / 24));
+        moe_nccl_tables_free(&facts.tables);
+    }
+}
+
+/* What nccl_tuning.h says of a shipped machine, as its log would. */
+static void add_model(struct moe_nccl *p, int ranks)
+{
+    static const enum moe_collective kinds[] = {MOE_ALLGATHER, MOE_ALLREDUCE};
+    struct moe_nccl_graph ring = {p->ring_channels, p->ring_Bps, p->ring_Bps};
+    struct moe_nccl_machine m = {.release = p->release,
+                                 .arch = p->arch,
+                                 .nodes = 1,
+                                 .ranks_per_node = ranks,
+                                 .ring = ring,
+                                 .tree = ring,
+                                 .nvlink = p->nvlink};
+    for (int k = 0; k < 2; k++)
+        for (int r = 0; r < MOE_PROTOCOL_COUNT; r++) {
+            double latency_s, rate_Bps;
+            if (!moe_nccl_estimate(&m, kinds[k], MOE_ALGORITHM_RING, (enum moe_protocol)r, &latency_s,
+                                   &rate_Bps))
+                continue;
+            assert_int_equal(moe_nccl_tables_add(&p->tables, ranks, moe_collective_text[kinds[k]], "ring",
+                                                 moe_protocol_text[r], latency_s, rate_Bps),
+                             MOE_OK);
+        }
+}
+
+/* The spreads of priors are what the fitted machines show: of what their rows told, not of starts. */
+static void priors_are_so_far_off(void **state)
+{
+    (void)state;
+    static const char *const machines[] = {"a100_sxm", "h100_sxm", "b200_sxm", "gb200", "l40s"};
+    double sum[P] = {0}, said[P] = {0};
+    int n[P] = {0};
+    for (int k = 0; k < 5; k++) {
+        struct moe_topo *t;
+        if (moe_topo_load(machines[k], &t) < 0) fail_msg("%s", moe_error());
+        struct moe_nccl *p = &t->nccl, start = *p;
+        add_model(p, (int)t->gpus_per_node);
+        moe_nccl_start(&start);
+        for (int i = 0; i < P; i++) {
+            double value, is = *moe_nccl_param(p, i), before = *moe_nccl_param(&start, i);
+            if (!moe_nccl_prior(p, i, &value, &said[i]) || fabs(is / before - 1) < 1e-4) continue;
+            sum[i] += pow(log(is / value), 2);
+            n[i]++;
+        }
+        moe_topo_free(t);
+    }
+    for (int i = 0, n_said = 0; i < P; i++) {
+        if (said[i] > 0 && !(n[i] > 1 && fabs(sqrt(sum[i] / n[i]) / said[i] - 1) < 0.02))
+            fail_msg("%s: %.3f of %d machines, but %.3f is said", moe_nccl_text[i], sqrt(sum[i] / n[i]), n[i],
+                     said[i]);
+        n_said += said[i] > 0;
+        if (i == P - 1) assert_int_equal(n_said, 6);
+    }
+}
+
 /* Of what is only moved the fastest type stays, in the place of the first; sums are kept apart by type. */
 static void rows_are_merged(void **state)
 {
@@ -368,6 +567,10 @@ int main(void)
         cmocka_unit_test(what_is_not_told),
         cmocka_unit_test(doubtful_rows),
         cmocka_unit_test(behind_a_bus),
+        cmocka_unit_test(tables_are_text),
+        cmocka_unit_test(the_table_says_what_runs),
+        cmocka_unit_test(priors_of_a_table),
+        cmocka_unit_test(priors_are_so_far_off),
         cmocka_unit_test(rows_are_merged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

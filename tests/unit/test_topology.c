@@ -211,6 +211,52 @@ static void loader_refuses(void **state)
     }
 }
 
+/* What a file does not say of DeepEP is as on an H100. */
+static void kernels_of_deepep(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *block, *message;
+    } cases[] = {
+        {"deepep: {sms: 8}\n", "yaml:6: key 'source' is missing"},
+        {"deepep: {sms: 1, source: a}\n", "yaml:6: sms: expected an integer from 2"},
+        {"deepep: {one_node: {combin: {}}, source: a}\n",
+         "yaml:6: unknown key 'combin' (did you mean 'combine'?)"},
+        {"deepep: {nodes: {dispatch: {strat: 1 us}}, source: a}\n",
+         "yaml:6: unknown key 'strat' (did you mean 'start'?)"},
+        {"deepep: {nodes: {dispatch: {sm: 3 us}}, source: a}\n", "yaml:6: sm: "},
+        {"deepep: {nodes: {combine: {serial: 101 %}}, source: a}\n", "yaml:6: serial: "},
+        {"deepep: {nodes: {error: 8}, source: a}\n", "yaml:6: error: no unit in '8'"},
+    };
+    struct moe_topo *t;
+    char text[512];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(text, sizeof text, "%s%s", inter, cases[i].block);
+        assert_int_equal(load_text(top, gpu, intra, text, &t), MOE_EINPUT);
+        if (!strstr(moe_error(), cases[i].message))
+            fail_msg("'%s' does not hold '%s'", moe_error(), cases[i].message);
+    }
+    struct moe_deepep expected = moe_deepep_default;
+    assert_int_equal(load_text(top, gpu, intra, inter, &t), MOE_OK);
+    assert_memory_equal(&t->deepep, &expected, sizeof expected);
+    moe_topo_free(t);
+    snprintf(text, sizeof text,
+             "%sdeepep: {sms: 24, one_node: {combine: {start: 0.000025 s, serial: 50 %%}, error: 25 %%},\n"
+             "  nodes: {dispatch: {sm: 2000000000 B/s}}, source: made up}\n",
+             inter);
+    assert_int_equal(load_text(top, gpu, intra, text, &t), MOE_OK);
+    expected.sms = 24;
+    expected.one_node.kernel[1].start_s = 0.000025;
+    expected.one_node.kernel[1].serial = 0.5;
+    expected.one_node.error = 0.25;
+    expected.nodes.kernel[0].sm_Bps = 2e9;
+    assert_memory_equal(&t->deepep, &expected, sizeof expected);
+    moe_topo_free(t);
+    t = load("h100_sxm");
+    assert_true(t->deepep.one_node.error > 0 && t->deepep.nodes.error == 0);
+    moe_topo_free(t);
+}
+
 static const char host[] = "host: {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: made up}\n";
 
 static void a_host_has_cores(void **state)
@@ -297,17 +343,12 @@ int main(void)
 {
     unsetenv("MOESIM_TOPOLOGIES");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shipped_files_load),
-        cmocka_unit_test(paths_through_a_switch),
-        cmocka_unit_test(paths_over_a_shared_bus),
-        cmocka_unit_test(gpus_spread_over_nics),
-        cmocka_unit_test(alltoall_of_eight_nodes),
-        cmocka_unit_test(loader_refuses),
-        cmocka_unit_test(a_host_has_cores),
-        cmocka_unit_test(a_machine_has_channels),
-        cmocka_unit_test(names_are_looked_up),
-        cmocka_unit_test(pairs_share_a_nic),
-        cmocka_unit_test(racks_of_72),
+        cmocka_unit_test(shipped_files_load),      cmocka_unit_test(paths_through_a_switch),
+        cmocka_unit_test(paths_over_a_shared_bus), cmocka_unit_test(gpus_spread_over_nics),
+        cmocka_unit_test(alltoall_of_eight_nodes), cmocka_unit_test(loader_refuses),
+        cmocka_unit_test(kernels_of_deepep),       cmocka_unit_test(a_host_has_cores),
+        cmocka_unit_test(a_machine_has_channels),  cmocka_unit_test(names_are_looked_up),
+        cmocka_unit_test(pairs_share_a_nic),       cmocka_unit_test(racks_of_72),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
