@@ -15,8 +15,10 @@ static const struct {
     {"C3", "scale: every gradient has the coefficient that it should have"},
     {"C4", "reduction: every gradient is the sum of every contribution of the right ranks, once"},
     {"C5", "norms: the norm that gradients are clipped by covers every parameter's gradient, once"},
-    {"C6", "content: nothing is read before it is written; every output is written"},
+    {"C6", "content: nothing is read before it is written, or while it is; every output is written"},
+    {"C7", "auxiliary loss: it and its gradient have one coefficient and divisor"},
     {"C8", "capacity: what the capacity rule needs of tokens and capacity holds on every rank"},
+    {"C14", "shapes: kernels fit what they read and write; each backward operation undoes its forward one"},
 };
 enum { CLASS_COUNT = sizeof classes / sizeof *classes };
 
@@ -30,7 +32,7 @@ static void print_numbers(const int *number, int n, FILE *out)
 }
 
 /* "error C1 ranks 0-3,7: layer 0 forward dispatch: ..." */
-static void print_verdict(const struct moe_verdict *v, FILE *out)
+void moe_print_verdict(const struct moe_verdict *v, FILE *out)
 {
     fprintf(out, "%s C%d ranks ", moe_severity_text[v->severity], v->check_class);
     print_numbers(v->ranks, v->n_ranks, out);
@@ -44,7 +46,7 @@ static void print_verdict(const struct moe_verdict *v, FILE *out)
 static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)
 {
     for (int i = 0; i < verdicts->n; i++) {
-        print_verdict(&verdicts->item[i], stdout);
+        moe_print_verdict(&verdicts->item[i], stdout);
         putchar('\n');
     }
     if (errors)
@@ -64,7 +66,7 @@ static json_t *outcomes_json(void)
     return list;
 }
 
-static json_t *verdict_json(const struct moe_verdict *v)
+json_t *moe_verdict_json(const struct moe_verdict *v)
 {
     json_t *ranks = json_array(), *layers = json_array();
     for (int i = 0; i < v->n_ranks; i++) json_array_append_new(ranks, json_integer(v->ranks[i]));
@@ -81,7 +83,7 @@ static json_t *verdict_json(const struct moe_verdict *v)
 static void print_json(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)
 {
     json_t *list = json_array(), *proven = json_array();
-    for (int i = 0; i < verdicts->n; i++) json_array_append_new(list, verdict_json(&verdicts->item[i]));
+    for (int i = 0; i < verdicts->n; i++) json_array_append_new(list, moe_verdict_json(&verdicts->item[i]));
     for (int i = 0; i < CLASS_COUNT && !errors; i++)
         json_array_append_new(proven, json_string(classes[i].name));
     moe_print_json(json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input",
@@ -98,7 +100,7 @@ int moe_check_input(const struct moe_args *args, const struct moe_input *in)
         size_t size;
         if (verdicts.item[i].severity != MOE_SEVERITY_ERROR) continue;
         FILE *f = open_memstream(&text, &size);
-        print_verdict(&verdicts.item[i], f);
+        moe_print_verdict(&verdicts.item[i], f);
         fclose(f);
         err = moe_fail(MOE_EVERDICT, "%s: %s (run moesim check)", args->input, text);
         free(text);
@@ -112,6 +114,7 @@ int moe_cli_check(const struct moe_args *args)
     struct moe_input in;
     struct moe_verdicts verdicts = {0};
     int errors = 0, err;
+    if (args->stress) return moe_check_stress(args);
     MOE_TRY_GOTO(moe_input_load(args, &in));
     moe_check(in.schedule, in.routing, &verdicts);
     for (int i = 0; i < verdicts.n; i++) errors += verdicts.item[i].severity == MOE_SEVERITY_ERROR;

@@ -22,7 +22,7 @@ struct moe_args {
     const char *output, *data, *save, *load, *topology, *format, *name, *phases, *routing, *rows, *op, *plot,
         *tuning;
     int64_t ranks, steps, seed, timeout_s, step, threads, cores, max_step_error, max_phase_error, max_error;
-    bool json, help, like, no_agreement;
+    bool json, help, like, no_agreement, stress;
     int n_vary;
     const char *vary[MOE_MAX_VARY]; /* "key=value,value" */
 };
@@ -79,6 +79,10 @@ void moe_result_json(const struct moe_sim_result *r, json_t *object);
 
 /* ---- check.c ---- */
 
+struct moe_verdict;
+void moe_print_verdict(const struct moe_verdict *v, FILE *out); /* without the end of the line */
+json_t *moe_verdict_json(const struct moe_verdict *v);
+int moe_check_stress(const struct moe_args *args); /* stress.c */
 /* MOE_EVERDICT and the first error that check finds, or MOE_OK. */
 int moe_check_input(const struct moe_args *args, const struct moe_input *in);
 

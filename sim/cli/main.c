@@ -75,6 +75,8 @@ static const struct option {
     {"timeout", 0, "S", "seconds that a collective may take", ON(CAPTURE), 0, NUMBER, AT(timeout_s), 1, 60},
     {"no-agreement", 0, NULL, "do not ask in the first step whether members agree on each collective",
      ON(CAPTURE), 0, FLAG, AT(no_agreement)},
+    {"stress", 0, NULL, "try adversarial tokens and routings; print the smallest that breaks it", ON(CHECK),
+     0, FLAG, AT(stress)},
     {"save", 0, "PREFIX", "write a checkpoint after the last step: PREFIX.ckptN", ON(CAPTURE), 0, TEXT,
      AT(save)},
     {"load", 0, "PREFIX", "go on from this checkpoint", ON(CAPTURE), 0, TEXT, AT(load)},

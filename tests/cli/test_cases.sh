@@ -28,6 +28,23 @@ for v in a b; do
     "$moesim" check "${variant}_$v.yaml" --json > out
     [ "$(value outcomes)" = '[' ] || fail "variant $v: no outcomes: $(cat out)"
 done
+# --stress finds what breaks a rule: for each class the smallest tokens and routing, as a scenario that check
+# refuses alike.
+for v in a b d; do
+    "$moesim" check --stress "${variant}_$v.yaml" > out
+    [ $? -eq 5 ] || fail "stress of $v: $(cat out)"
+    awk '/^# error C1/ {on = 1} /^---/ {on = 0} on' out > stressed.yaml
+    "$moesim" check stressed.yaml | grep -q '^error C1' || fail "stress of $v: check finds no C1"
+    "$moesim" check --stress "${variant}_$v.yaml" --json > out
+    grep -q '"schema": "moesim.stress/1"' out || fail "stress of $v: $(head -c 200 out)"
+done
+# Smaller tokens than the rule takes at all are not adverse: the smallest is one less than it takes.
+"$moesim" check --stress "${variant}_c.yaml" > out
+grep -q '^tokens_per_rank: \[3, 2\]' out || fail "stress of c begins below min_capacity: $(cat out)"
+grep -q '^# error C8' out && ! grep -q '^# error C1' out || fail "stress of c: $(cat out)"
+right=$source_dir/tests/cases/shared_parameters/right.yaml
+expect 0 '162 adversarial routings tried, 0 shown' check --stress "$right"
+expect 2 'expected a scenario' check --stress "${variant}_c.yaml" --step 3
 set -- --topology dgx_h100
 expect 5 'rank 0 sends 64 elements, rank 1 expects 48' simulate "${variant}_a.yaml" "$@"
 expect 0 'capacity: 0.0 % of the rows dropped, 357.1 % padded' simulate "${variant}_c.yaml" "$@"

@@ -1,0 +1,105 @@
+/* stress.c - moesim check --stress: the smallest routings that break a scenario, each as a scenario. */
+#include "sim/stress.h"
+
+#include "sim/cli/cli.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Is the line, at the top of the mapping, one of the keys that are replaced? */
+static bool is_replaced(const char *line)
+{
+    return !strncmp(line, "tokens_per_rank:", 16) || !strncmp(line, "routing:", 8);
+}
+
+static void write_counts(const struct moe_scenario *sc, FILE *f)
+{
+    const int32_t *count = sc->counts;
+    fprintf(f, "routing:\n  counts:  # by layer, rank, expert\n");
+    for (int64_t l = 0; l < sc->layers * sc->micro_batches; l++) {
+        fprintf(f, "    -");
+        for (int64_t r = 0; r < sc->ranks; r++) {
+            fprintf(f, "%s- [", r ? "      " : " ");
+            for (int64_t e = 0; e < sc->experts; e++) fprintf(f, "%s%d", e ? ", " : "", *count++);
+            fprintf(f, "]\n");
+        }
+    }
+}
+
+/* The text that was given, but for what is replaced: a key and the indented lines behind it. */
+static void write_scenario(const struct moe_scenario *sc, FILE *f)
+{
+    bool skips = false;
+    for (const char *line = sc->text; *line;) {
+        size_t n = strcspn(line, "\n");
+        n += line[n] == '\n';
+        if (*line != ' ' && *line != '\n' && *line != '-') skips = is_replaced(line);
+        if (!skips) fwrite(line, 1, n, f);
+        line += n;
+    }
+    fprintf(f, "tokens_per_rank: [");
+    for (int64_t r = 0; r < sc->ranks; r++) fprintf(f, "%s%lld", r ? ", " : "", (long long)sc->tokens[r]);
+    fprintf(f, "]\n");
+    write_counts(sc, f);
+}
+
+/* What was found so far; items [n]: NULL when text is printed. */
+struct printed {
+    int n;
+    json_t *items;
+};
+
+static void add_json(json_t *items, const struct moe_stressed *s)
+{
+    char *text;
+    size_t size;
+    FILE *f = open_memstream(&text, &size);
+    write_scenario(s->scenario, f);
+    fclose(f);
+    json_t *list = json_array();
+    for (int i = 0; i < s->verdicts->n; i++)
+        json_array_append_new(list, moe_verdict_json(&s->verdicts->item[i]));
+    json_array_append_new(items, json_pack("{s:o, s:s, s:s, s:o}", "verdicts", list, "routing", s->routing,
+                                           "tokens", s->tokens, "scenario", moe_json_text(text)));
+    free(text);
+}
+
+static void print_found(void *ctx, const struct moe_stressed *s)
+{
+    struct printed *p = ctx;
+    p->n++;
+    if (p->items) {
+        add_json(p->items, s);
+        return;
+    }
+    if (p->n > 1) puts("---");
+    for (int i = 0; i < s->verdicts->n; i++) {
+        printf("# ");
+        moe_print_verdict(&s->verdicts->item[i], stdout);
+        putchar('\n');
+    }
+    printf("# %s, %s: the smallest of its class\n", s->routing, s->tokens);
+    write_scenario(s->scenario, stdout);
+}
+
+int moe_check_stress(const struct moe_args *args)
+{
+    struct moe_scenario *sc = NULL;
+    struct printed p = {.items = args->json ? json_array() : NULL};
+    int n_tried = 0, err;
+    if (moe_input_is_trace(args->input) || args->routing || args->step >= 0)
+        MOE_TRY_GOTO(moe_fail(MOE_EUSAGE, "--stress: expected a scenario, whose routing it replaces"));
+    MOE_TRY_GOTO(moe_scenario_load(args->input, &sc));
+    MOE_TRY_GOTO(moe_stress(sc, print_found, &p, &n_tried));
+    if (args->json) {
+        moe_print_json(
+            json_pack("{s:s, s:i, s:O}", "schema", "moesim.stress/1", "tried", n_tried, "found", p.items));
+    } else
+        printf("# %d adversarial routings tried, %d shown\n", n_tried, p.n);
+    err = p.n ? moe_exit_code(MOE_EVERDICT) : MOE_OK;
+done:
+    if (p.items) json_decref(p.items);
+    moe_scenario_free(sc);
+    return err;
+}
