@@ -64,15 +64,10 @@ static bool same_cause(const char *a, const char *b)
     return length == (end_b ? (size_t)(end_b - b) : strlen(b)) && !strncmp(a, b, length);
 }
 
-void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
-                       ...)
+static void add_verdict(struct moe_checker *c, int check_class, enum moe_severity severity, int rank,
+                        const char *op, const char *text)
 {
-    char text[512];
     const char *name, *other;
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
     int layer = split_label(op, &name);
     struct moe_verdict *v = NULL;
     for (int i = 0; i < c->out->n && !v; i++) {
@@ -84,12 +79,33 @@ void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const c
     if (!v) {
         c->out->item = moe_grow(c->out->item, &c->out->cap, c->out->n + 1, sizeof *c->out->item);
         v = &c->out->item[c->out->n++];
-        *v = (struct moe_verdict){
-            .check_class = check_class, .severity = MOE_SEVERITY_ERROR, .text = strdup(text)};
+        *v = (struct moe_verdict){.check_class = check_class, .severity = severity, .text = strdup(text)};
         snprintf(v->op, sizeof v->op, "%s", op);
     }
     insert(rank, &v->n_ranks, &v->ranks);
     if (layer >= 0) insert(layer, &v->n_layers, &v->layers);
+}
+
+void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
+                       ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    add_verdict(c, check_class, MOE_SEVERITY_ERROR, rank, op, text);
+}
+
+void moe_check_possible(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
+                        ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    add_verdict(c, check_class, MOE_SEVERITY_POSSIBLE, rank, op, text);
 }
 
 /* ---- where a rank is ---- */
@@ -330,6 +346,8 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     }
     for (int rank = 0; rank < s->n_ranks; rank++) moe_check_complete(&c, rank);
     if (out->n == 0) moe_check_alike(&c); /* else it says once more what was said */
+    bool errors = out->n > 0;
+    for (int role = 0; role < s->n_roles && !errors; role++) moe_check_agreement(&c, role);
     if (c.stop) keep_causes(out);
     moe_check_shapes_close(&c);
     moe_values_free(c.values);

@@ -51,6 +51,10 @@ struct moe_label moe_check_label(const struct moe_here *h);
 void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
                        ...) __attribute__((format(printf, 5, 6)));
 
+/* The same, of what this routing does not show. */
+void moe_check_possible(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
+                        ...) __attribute__((format(printf, 5, 6)));
+
 /* All members of a group stand at a collective of this communicator: h [group size]. Compares what they issue
  * and moves the integers and the gradients; c->stop when it cannot complete. */
 void moe_check_collective(struct moe_checker *c, const struct moe_here *h, int comm, int group);
@@ -73,6 +77,8 @@ uint64_t moe_check_sign(const struct moe_schedule *s, int expr, int shift);
 /* The streams of a role: what touches one buffer on two of them is in order; contributions are not lost. */
 void moe_check_streams(struct moe_checker *c, int role);
 void moe_check_runs(struct moe_checker *c, int role);
+/* Collectives of a role whose sizes nothing makes agree. */
+void moe_check_agreement(struct moe_checker *c, int role);
 /* Each backward operation of a role undoes the forward operation that it names. */
 void moe_check_backward(struct moe_checker *c, int role);
 /* Ranks compute the same function of their data. */

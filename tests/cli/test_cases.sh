@@ -28,6 +28,13 @@ for v in a b; do
     "$moesim" check "${variant}_$v.yaml" --json > out
     [ "$(value outcomes)" = '[' ] || fail "variant $v: no outcomes: $(cat out)"
 done
+# What agrees by chance is possible, and no error; what the group agrees on is neither.
+"$moesim" check "${variant}_a_by_chance.yaml" > out
+grep -q '^possible C1 ranks 0-1: layer 0 forward dispatch: its sizes follow from largest_count' out ||
+    fail "by chance: $(cat out)"
+"$moesim" check "${variant}_c.yaml" > out
+grep -q possible out && fail "agreed: $(cat out)"
+
 # --stress finds what breaks a rule: for each class the smallest tokens and routing, as a scenario that check
 # refuses alike.
 for v in a b d; do
