@@ -14,11 +14,6 @@
 const char *const moe_severity_text[] = {MOE_SEVERITIES(X)};
 #undef X
 
-struct moe_place { /* where a rank stands */
-    int instance, op;
-    bool waiting; /* at a collective */
-};
-
 static void free_verdict(struct moe_verdict *v)
 {
     free(v->ranks);
@@ -113,17 +108,17 @@ void moe_check_possible(struct moe_checker *c, int check_class, int rank, const 
 static struct moe_here here_of(const struct moe_checker *c, int rank)
 {
     const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
-    struct moe_place p = c->place[rank];
+    int instance = c->place[rank].instance, op = c->place[rank].op;
     struct moe_here h = {0};
-    while (p.instance < role->n_instances && p.op >= role->blocks[role->itinerary[p.instance].block].n_ops) {
-        p.instance++;
-        p.op = 0;
+    while (instance < role->n_instances && op >= role->blocks[role->itinerary[instance].block].n_ops) {
+        instance++;
+        op = 0;
     }
-    if (p.instance == role->n_instances) return h;
-    h.block_id = role->itinerary[p.instance].block;
-    h.layer = role->itinerary[p.instance].layer;
+    if (instance == role->n_instances) return h;
+    h.block_id = role->itinerary[instance].block;
+    h.layer = role->itinerary[instance].layer;
     h.block = &role->blocks[h.block_id];
-    h.op = &h.block->ops[p.op];
+    h.op = &h.block->ops[op];
     return h;
 }
 
@@ -168,13 +163,10 @@ static void mark_writes(struct moe_checker *c, int rank, const struct moe_here *
         c->written[moe_check_slot(c, rank, h->op->writes[i], h->layer)] = 1;
 }
 
-static bool sizes_known(const struct moe_checker *c, int rank, const struct moe_here *h)
+static bool sizes_known(struct moe_checker *c, int rank, const struct moe_here *h)
 {
     const struct moe_op *op = h->op;
-    for (int side = 0; side < 2 && op->kind == MOE_COLLECTIVE; side++)
-        for (int i = 0; i < moe_check_parts(c, rank, op, side); i++)
-            if (moe_eval(c->s, c->host, side ? op->send : op->recv, rank, h->layer, i) == MOE_UNKNOWN)
-                return false;
+    if (op->kind == MOE_COLLECTIVE) return moe_check_enter(c, rank, h);
     for (int i = 0; i < op->n_dims && op->kind == MOE_KERNEL; i++)
         if (moe_eval(c->s, c->host, op->dims[i], rank, h->layer, 0) == MOE_UNKNOWN) return false;
     bool grouped = op->kind == MOE_KERNEL && moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
@@ -331,6 +323,8 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     }
     c.written = moe_alloc((size_t)s->n_ranks * c.n_slots, 1);
     c.times = moe_alloc((size_t)s->n_ranks * c.n_slots, 1);
+    c.agreed = moe_alloc((size_t)s->n_comms * (size_t)s->n_ranks, sizeof *c.agreed);
+    c.covered = moe_alloc((size_t)s->n_roles, sizeof *c.covered);
     for (int rank = 0; rank < s->n_ranks; rank++)
         for (int i = 0; i < s->n_buffers; i++)
             if (s->buffers[i].role == MOE_BUF_INPUT || s->buffers[i].role == MOE_BUF_PARAM ||
@@ -352,8 +346,14 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     moe_check_shapes_close(&c);
     moe_values_free(c.values);
     moe_gradients_free(c.gradients);
+    for (int rank = 0; rank < s->n_ranks; rank++) {
+        free(c.place[rank].send.own);
+        free(c.place[rank].recv.own);
+    }
     free(c.place);
     free(c.first_slot);
     free(c.written);
     free(c.times);
+    free(c.agreed);
+    free(c.covered);
 }

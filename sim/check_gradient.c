@@ -203,28 +203,42 @@ static uint32_t served(const struct moe_role *role, int block, int id)
     return mask;
 }
 
-/* Every differentiable read of a forward operation has its backward, and every backward its forward. */
+/* Every differentiable read of a forward operation has its backward, and every backward its forward. Result:
+ * false when a verdict says otherwise. */
+static bool is_covered(struct moe_checker *c, int rank, struct moe_here *h)
+{
+    const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
+    const struct moe_op *op = h->op;
+    uint32_t lacks = op->needs_grad & ~served(role, h->block_id, op->id);
+    bool orphan = op->serves != 0, covered = true;
+    for (int i = 0; i < op->n_reads; i++)
+        if (lacks >> i & 1) {
+            moe_check_verdict(c, 4, rank, moe_check_label(h).text, "has no backward operation for %s",
+                              c->s->buffers[op->reads[i].buffer].name);
+            covered = false;
+        }
+    for (int f = 0; orphan && f < role->blocks[op->of_block].n_ops; f++)
+        orphan = role->blocks[op->of_block].ops[f].id != op->of_id;
+    if (orphan)
+        moe_check_verdict(c, 4, rank, moe_check_label(h).text,
+                          "is the backward of an operation that is not there");
+    return covered && !orphan;
+}
+
+/* Ranks of a role have the same verdicts: where there were none, there are none. */
 static void check_coverage(struct moe_checker *c, int rank)
 {
     const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
-    for (int n = 0; n < role->n_instances; n++) {
-        int b = role->itinerary[n].block;
-        for (int o = 0; o < role->blocks[b].n_ops; o++) {
-            const struct moe_op *op = &role->blocks[b].ops[o];
-            char label[2 * MOE_NAME];
-            moe_op_label(&role->blocks[b], op, role->itinerary[n].layer, label);
-            uint32_t lacks = op->needs_grad & ~served(role, b, op->id);
-            for (int i = 0; i < op->n_reads; i++)
-                if (lacks >> i & 1)
-                    moe_check_verdict(c, 4, rank, label, "has no backward operation for %s",
-                                      c->s->buffers[op->reads[i].buffer].name);
-            bool orphan = op->serves != 0;
-            for (int f = 0; orphan && f < role->blocks[op->of_block].n_ops; f++)
-                orphan = role->blocks[op->of_block].ops[f].id != op->of_id;
-            if (orphan)
-                moe_check_verdict(c, 4, rank, label, "is the backward of an operation that is not there");
+    bool *seen = &c->covered[c->s->role_of[rank]], covered = true;
+    for (int n = 0; n < role->n_instances && !*seen; n++) {
+        struct moe_here h = {.block_id = role->itinerary[n].block, .layer = role->itinerary[n].layer};
+        h.block = &role->blocks[h.block_id];
+        for (int o = 0; o < h.block->n_ops; o++) {
+            h.op = &h.block->ops[o];
+            covered &= is_covered(c, rank, &h);
         }
     }
+    *seen |= covered;
 }
 
 /* The first slot that was not counted as often as expected, 0 or 1, is named. */

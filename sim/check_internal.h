@@ -8,6 +8,26 @@
 #include "sim/kernel_shapes.h"
 #include "sim/values.h"
 
+struct moe_parts {         /* what a rank sends or receives in a collective, as its host knows it */
+    int n;                 /* one for each peer, or 1 */
+    int64_t total, factor; /* part i: factor * part[i] */
+    const int64_t *part;   /* NULL: all are `factor` */
+    const struct moe_symbol_row *row; /* whose values part are, when it had this id; NULL: part is `own` */
+    uint64_t id;
+    int cap;
+    int64_t *own;
+};
+
+struct moe_agreed { /* rows of a member, of which all pairs were seen to agree with those of the others */
+    uint64_t send, recv;
+};
+
+struct moe_place { /* where a rank stands */
+    int instance, op;
+    bool waiting; /* at a collective, which moves these: */
+    struct moe_parts send, recv;
+};
+
 struct moe_checker {
     const struct moe_schedule *s;
     struct moe_values *values;
@@ -26,6 +46,8 @@ struct moe_checker {
     double clip_limit; /* of the first gradient that was clipped: all have one norm; 0: none was */
     struct moe_kernel_shape *shapes; /* [MOE_K_COUNT] */
     bool *roomy;                     /* [n_buffers] filled by what moves data */
+    struct moe_agreed *agreed;       /* [n_comms, R] */
+    bool *covered;                   /* [n_roles] nothing lacks its backward */
     int *first_block, *first_op;     /* [n_roles] into first_op; [all blocks] into proved */
     unsigned char *proved;           /* [all operations] */
 };
@@ -58,8 +80,9 @@ void moe_check_possible(struct moe_checker *c, int check_class, int rank, const 
 /* All members of a group stand at a collective of this communicator: h [group size]. Compares what they issue
  * and moves the integers and the gradients; c->stop when it cannot complete. */
 void moe_check_collective(struct moe_checker *c, const struct moe_here *h, int comm, int group);
-/* Number of parts that a rank sends or receives: one for each peer, or 1. */
-int moe_check_parts(const struct moe_checker *c, int rank, const struct moe_op *op, bool sends);
+/* Evaluates what a rank that comes to a collective sends and receives, into its place. Result: false when its
+ * host does not know it. */
+bool moe_check_enter(struct moe_checker *c, int rank, const struct moe_here *h);
 
 /* A kernel runs on a rank; a collective completes on ranks [n], where they stand at h [n]. */
 void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h);

@@ -26,8 +26,19 @@ struct state {
     const struct moe_op *op;
     int clips;
 };
+struct written { /* by an operation of its own into a gradient or norm; again for each instance that does */
+    int place;   /* of the slot, as `first` counts */
+    int block, id;
+};
+struct all_written { /* by a role */
+    int n;
+    struct written *by; /* ascending place, block, id; NULL: nothing */
+    int *first;         /* [n_places + 1] into by; NULL: not asked for yet */
+};
 struct moe_gradients {
     const struct moe_schedule *s;
+    int n_places;
+    struct all_written *written; /* [n_roles] */
     int n_vectors, cap_vectors;
     struct vector *vectors;
     int *first;          /* [n_buffers] place of a buffer's slot 0 in state */
@@ -45,11 +56,19 @@ static int by_key(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Most come in order. */
+static bool is_sorted(const struct entry *entry, int n)
+{
+    for (int i = 1; i < n; i++)
+        if (entry[i - 1].key > entry[i].key) return false;
+    return true;
+}
+
 /* Sorts entries and adds those of one key; returns how many are left. */
 static int merge(struct entry *entry, int n)
 {
     int kept = 0;
-    if (n) qsort(entry, (size_t)n, sizeof *entry, by_key);
+    if (!is_sorted(entry, n)) qsort(entry, (size_t)n, sizeof *entry, by_key);
     for (int i = 0; i < n; i++) {
         if (kept && entry[kept - 1].key == entry[i].key)
             entry[kept - 1].coefficient += entry[i].coefficient;
@@ -79,12 +98,12 @@ struct moe_gradients *moe_gradients_new(const struct moe_schedule *s)
     struct moe_gradients *g = moe_alloc(1, sizeof *g);
     g->s = s;
     g->first = moe_alloc((size_t)s->n_buffers, sizeof *g->first);
-    int slots = 0;
     for (int i = 0; i < s->n_buffers; i++) {
-        g->first[i] = slots;
-        if (is_followed(s, i)) slots += s->buffers[i].slots;
+        g->first[i] = g->n_places;
+        if (is_followed(s, i)) g->n_places += s->buffers[i].slots;
     }
-    g->state = moe_alloc((size_t)slots * (size_t)s->n_ranks, sizeof *g->state);
+    g->state = moe_alloc((size_t)g->n_places * (size_t)s->n_ranks, sizeof *g->state);
+    g->written = moe_alloc((size_t)s->n_roles, sizeof *g->written);
     new_vector(g, NULL, 0);
     return g;
 }
@@ -93,6 +112,11 @@ void moe_gradients_free(struct moe_gradients *g)
 {
     if (!g) return;
     for (int i = 0; i < g->n_vectors; i++) free(g->vectors[i].entry);
+    for (int i = 0; i < g->s->n_roles; i++) {
+        free(g->written[i].by);
+        free(g->written[i].first);
+    }
+    free(g->written);
     free(g->vectors);
     free(g->first);
     free(g->state);
@@ -167,37 +191,65 @@ void moe_gradient_zero(struct moe_gradients *g, struct moe_cell to)
     set_state(g, to, (struct state){0});
 }
 
-/* Does the operation add something of its own to this slot of the gradient or norm? */
-static bool contributes(const struct moe_schedule *s, const struct moe_op *op, int layer,
-                        const struct moe_param *p, int slot)
+static int by_place(const void *a, const void *b)
 {
-    if (op->kind != MOE_KERNEL || (op->kernel != MOE_K_SQNORM && !op->serves)) return false;
-    for (int w = 0; w < op->n_writes; w++)
-        if (op->writes[w].buffer == p->grad && moe_slot(s, op->writes[w], layer) == slot) return true;
-    return false;
+    const struct written *x = a, *y = b;
+    if (x->place != y->place) return x->place < y->place ? -1 : 1;
+    if (x->block != y->block) return x->block < y->block ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* Adds each slot that an operation adds something of its own to. */
+static void add_written(const struct moe_gradients *g, struct all_written *all, int *cap,
+                        const struct moe_op *op, struct moe_instance at)
+{
+    if (op->kind != MOE_KERNEL || (op->kernel != MOE_K_SQNORM && !op->serves)) return;
+    int before = all->n;
+    for (int w = 0; w < op->n_writes; w++) {
+        struct moe_ref ref = op->writes[w];
+        if (!is_followed(g->s, ref.buffer)) continue;
+        int place = g->first[ref.buffer] + moe_slot(g->s, ref, at.layer), same = before;
+        while (same < all->n && all->by[same].place != place) same++;
+        if (same < all->n) continue; /* one contribution, however often it is written */
+        all->by = moe_grow(all->by, cap, all->n + 1, sizeof *all->by);
+        all->by[all->n++] = (struct written){place, at.block, op->id};
+    }
+}
+
+static const struct all_written *written_by(struct moe_gradients *g, int role)
+{
+    const struct moe_role *y = &g->s->roles[role];
+    struct all_written *all = &g->written[role];
+    if (all->first) return all;
+    int cap = 0;
+    for (int k = 0; k < y->n_instances; k++) {
+        const struct moe_block *block = &y->blocks[y->itinerary[k].block];
+        for (int o = 0; o < block->n_ops; o++) add_written(g, all, &cap, &block->ops[o], y->itinerary[k]);
+    }
+    if (all->n) qsort(all->by, (size_t)all->n, sizeof *all->by, by_place);
+    all->first = moe_alloc((size_t)g->n_places + 1, sizeof *all->first);
+    for (int i = 0; i < all->n; i++) all->first[all->by[i].place + 1]++;
+    for (int i = 0; i < g->n_places; i++) all->first[i + 1] += all->first[i];
+    return all;
 }
 
 /* What a slot of parameter p requires: for each member of the group, an entry for each operation of its role
  * that contributes, as often as its instances write the slot. Unordered. */
-static struct entry *required(const struct moe_gradients *g, struct moe_env env, const struct moe_param *p,
+static struct entry *required(struct moe_gradients *g, struct moe_env env, const struct moe_param *p,
                               int slot, int group, int *n)
 {
     const struct moe_schedule *s = g->s;
     const struct moe_comm *c = &s->comms[p->replicas];
-    int cap = 0;
+    int cap = 0, place = g->first[p->grad] + slot;
     struct entry *entry = NULL;
     *n = 0;
     for (int i = c->first[group]; i < c->first[group + 1]; i++) {
-        const struct moe_role *role = &s->roles[s->role_of[c->members[i]]];
+        const struct all_written *all = written_by(g, s->role_of[c->members[i]]);
         double divisor = (double)moe_eval(s, env, p->divisor, c->members[i], 0, 0);
-        for (int k = 0; k < role->n_instances; k++) {
-            int b = role->itinerary[k].block, layer = role->itinerary[k].layer;
-            for (int o = 0; o < role->blocks[b].n_ops; o++) {
-                const struct moe_op *op = &role->blocks[b].ops[o];
-                if (!contributes(s, op, layer, p, slot)) continue;
-                entry = moe_grow(entry, &cap, *n + 1, sizeof *entry);
-                entry[(*n)++] = (struct entry){key_of(c->members[i], b, op->id), 1 / divisor};
-            }
+        for (int k = all->first[place]; k < all->first[place + 1]; k++) {
+            entry = moe_grow(entry, &cap, *n + 1, sizeof *entry);
+            entry[(*n)++] =
+                (struct entry){key_of(c->members[i], all->by[k].block, all->by[k].id), 1 / divisor};
         }
     }
     return entry;

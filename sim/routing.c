@@ -113,35 +113,43 @@ static int draw(const double *weight, const bool *taken, int n_experts, double u
     return chosen;
 }
 
-/* A draw without replacement is a draw with replacement that is repeated while it hits what is taken. A few
- * tries find a free expert quickly; behind a very heavy one they would not, so then the rest is drawn from
- * directly. */
-static int draw_quickly(const double *weight, const double *cumulative, const bool *taken, int n_experts,
-                        uint64_t seed, uint64_t stream, uint64_t index)
-{
-    enum { TRIES = 15 };
-    for (uint64_t i = 0; i < TRIES; i++) {
-        double u = moe_uniform(seed, stream, index * (TRIES + 1) + i) * cumulative[n_experts - 1];
-        int low = 0, high = n_experts - 1;
-        while (low < high) {
-            int middle = (low + high) / 2;
-            if (cumulative[middle] > u)
-                high = middle;
-            else
-                low = middle + 1;
-        }
-        if (!taken[low]) return low;
-    }
-    return draw(weight, taken, n_experts, moe_uniform(seed, stream, index * (TRIES + 1) + TRIES));
-}
-
 /* What the tokens of a layer are drawn with. */
 struct draws {
     int layer;
     double *weight, *cumulative; /* [E] */
+    int32_t *guide;              /* [BUCKETS] where to start looking for a number of this bucket */
     bool *taken;                 /* [E] */
     int32_t *chosen;             /* [PART, K] tokens counted at a time */
 };
+
+/* A bucket holds the numbers with the same BUCKET_BITS first bits, of the 64 that a draw is made of. */
+enum { BUCKET_BITS = 11, BUCKETS = 1 << BUCKET_BITS };
+
+/* As moe_uniform(seed, stream, index) * the sum of the weights, of which `base` is
+ * moe_hash64(moe_hash64(seed) ^ stream); the expert is the first whose cumulative weight is above, or the
+ * last. */
+static inline int find(const struct draws *d, int n_experts, uint64_t base, uint64_t index)
+{
+    uint64_t x = moe_hash64(base + index);
+    double u = (double)(x >> 11) * 0x1p-53 * d->cumulative[n_experts - 1];
+    int e = d->guide[x >> (64 - BUCKET_BITS)];
+    while (e < n_experts - 1 && d->cumulative[e] <= u) e++;
+    return e;
+}
+
+/* A draw without replacement is a draw with replacement that is repeated while it hits what is taken. A few
+ * tries find a free expert quickly; behind a very heavy one they would not, so then the rest is drawn from
+ * directly. */
+static int draw_quickly(const struct draws *d, int n_experts, uint64_t base, uint64_t index)
+{
+    enum { TRIES = 15 };
+    for (uint64_t i = 0; i < TRIES; i++) {
+        int e = find(d, n_experts, base, index * (TRIES + 1) + i);
+        if (!d->taken[e]) return e;
+    }
+    uint64_t x = moe_hash64(base + index * (TRIES + 1) + TRIES);
+    return draw(d->weight, d->taken, n_experts, (double)(x >> 11) * 0x1p-53);
+}
 
 enum { PART = 4096 };
 
@@ -150,6 +158,7 @@ static struct draws new_draws(const struct moe_routing *r)
     size_t E = (size_t)r->n_experts;
     return (struct draws){.weight = moe_alloc(E, sizeof(double)),
                           .cumulative = moe_alloc(E, sizeof(double)),
+                          .guide = moe_alloc(BUCKETS, sizeof(int32_t)),
                           .taken = moe_alloc(E, sizeof(bool)),
                           .chosen = moe_alloc(PART * (size_t)r->top_k, sizeof(int32_t))};
 }
@@ -158,6 +167,7 @@ static void free_draws(struct draws *d)
 {
     free(d->weight);
     free(d->cumulative);
+    free(d->guide);
     free(d->taken);
     free(d->chosen);
 }
@@ -167,19 +177,31 @@ static void set_layer(const struct moe_routing *r, struct draws *d, int layer)
     d->layer = layer;
     shuffle_weights(d->weight, r->n_experts, r->skew, r->seed, layer);
     for (int e = 0; e < r->n_experts; e++) d->cumulative[e] = d->weight[e] + (e ? d->cumulative[e - 1] : 0);
+    /* Rounding keeps order: no number of a bucket is below its first one, nor its expert before that one's.
+     */
+    for (int b = 0, e = 0; b < BUCKETS; b++) {
+        double first = (double)b / BUCKETS * d->cumulative[r->n_experts - 1];
+        while (e < r->n_experts - 1 && d->cumulative[e] <= first) e++;
+        d->guide[b] = e;
+    }
 }
 
 /* Draws the tokens of a rank, always the same, and counts them in out [P]. */
 static void draw_rank(const struct moe_routing *r, const struct draws *d, int rank, int P, int32_t *out)
 {
-    const int64_t n = r->tokens[rank] * r->top_k, part = (int64_t)PART * r->top_k;
-    for (int64_t i = 0; i < n; i++) {
-        if (i % r->top_k == 0) memset(d->taken, 0, (size_t)r->n_experts);
-        int e = draw_quickly(d->weight, d->cumulative, d->taken, r->n_experts, r->seed,
-                             stream_of(d->layer, rank), (uint64_t)i);
-        d->taken[e] = true;
-        d->chosen[i % part] = e;
-        if (i + 1 == n || (i + 1) % part == 0) count(r, P, i % part / r->top_k + 1, d->chosen, out);
+    const uint64_t base = moe_hash64(moe_hash64(r->seed) ^ stream_of(d->layer, rank));
+    const int K = r->top_k;
+    for (int64_t first = 0; first < r->tokens[rank]; first += PART) {
+        int64_t n = r->tokens[rank] - first < PART ? r->tokens[rank] - first : PART;
+        for (int64_t t = 0; t < n; t++) {
+            int32_t *chosen = d->chosen + t * K;
+            for (int k = 0; k < K; k++) {
+                chosen[k] = draw_quickly(d, r->n_experts, base, (uint64_t)((first + t) * K + k));
+                d->taken[chosen[k]] = true;
+            }
+            for (int k = 0; k < K; k++) d->taken[chosen[k]] = false;
+        }
+        count(r, P, n, d->chosen, out);
     }
 }
 

@@ -179,27 +179,42 @@ static int64_t trunc_of(int64_t a, double factor)
     return fabs(value) < 9e18 ? (int64_t)value : MOE_UNKNOWN;
 }
 
-int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int index)
+/* Has it one value, whatever the index? */
+static bool is_uniform(const struct moe_schedule *s, int expr)
 {
     const struct moe_expr *e = &s->exprs[expr];
-    int64_t a, b, sum;
+    const struct moe_symbol *y;
     switch (e->op) {
-    case MOE_EXPR_CONST: return e->value;
-    case MOE_EXPR_PLACE: return s->comms[e->a].index_of[rank];
-    case MOE_EXPR_OTHER: return index != s->comms[e->a].index_of[rank];
+    case MOE_EXPR_CONST:
+    case MOE_EXPR_PLACE:
+    case MOE_EXPR_SUM: return true;
+    case MOE_EXPR_OTHER: return false;
     case MOE_EXPR_SYM:
-        return has_value(s, e->a, rank, index) ? env.value(env.ctx, e->a, rank, layer, index) : MOE_UNKNOWN;
-    case MOE_EXPR_SUM:
-        for (a = 0, b = 0; b < moe_symbol_count(s, e->a, rank); b++) {
-            int64_t value = env.value(env.ctx, e->a, rank, layer, (int)b);
-            if (value == MOE_UNKNOWN) return value;
-            a += value;
-        }
-        return a;
-    default: break;
+        y = &s->symbols[e->a];
+        return y->buffer < 0 && (y->expr ? is_uniform(s, y->expr) : y->scope != MOE_SCOPE_PEER);
+    default: return is_uniform(s, e->a) && is_uniform(s, e->b);
     }
-    a = moe_eval(s, env, e->a, rank, layer, index);
-    b = moe_eval(s, env, e->b, rank, layer, index);
+}
+
+static int64_t sum_of(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int layer)
+{
+    const struct moe_symbol_row *row = env.row ? env.row(env.ctx, symbol, rank, layer) : NULL;
+    if (row) return row->sum;
+    int n = moe_symbol_count(s, symbol, rank);
+    bool one = s->symbols[symbol].buffer < 0 && s->symbols[symbol].expr &&
+               is_uniform(s, s->symbols[symbol].expr); /* n times the same */
+    int64_t sum = 0;
+    for (int i = 0; i < (one && n ? 1 : n); i++) {
+        int64_t value = env.value(env.ctx, symbol, rank, layer, i);
+        if (value == MOE_UNKNOWN) return value;
+        sum += value;
+    }
+    return one ? n * sum : sum;
+}
+
+static inline int64_t combine(const struct moe_expr *e, int64_t a, int64_t b)
+{
+    int64_t sum;
     if (a == MOE_UNKNOWN || b == MOE_UNKNOWN) return MOE_UNKNOWN;
     switch (e->op) {
     case MOE_EXPR_ADD: return __builtin_add_overflow(a, b, &sum) ? MOE_UNKNOWN : sum;
@@ -212,6 +227,86 @@ int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int
     }
 }
 
+int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int index)
+{
+    const struct moe_expr *e = &s->exprs[expr];
+    switch (e->op) {
+    case MOE_EXPR_CONST: return e->value;
+    case MOE_EXPR_PLACE: return s->comms[e->a].index_of[rank];
+    case MOE_EXPR_OTHER: return index != s->comms[e->a].index_of[rank];
+    case MOE_EXPR_SYM:
+        return has_value(s, e->a, rank, index) ? env.value(env.ctx, e->a, rank, layer, index) : MOE_UNKNOWN;
+    case MOE_EXPR_SUM: return sum_of(s, env, e->a, rank, layer);
+    default:
+        return combine(e, moe_eval(s, env, e->a, rank, layer, index),
+                       moe_eval(s, env, e->b, rank, layer, index));
+    }
+}
+
+bool moe_eval_product(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer,
+                      struct moe_product *out)
+{
+    const struct moe_expr *e = &s->exprs[expr];
+    if (is_uniform(s, expr)) {
+        *out = (struct moe_product){-1, moe_eval(s, env, expr, rank, layer, 0)};
+        return out->factor != MOE_UNKNOWN;
+    }
+    if (e->op == MOE_EXPR_SYM) {
+        *out = (struct moe_product){e->a, 1};
+        return true;
+    }
+    if (e->op != MOE_EXPR_MUL) return false;
+    struct moe_product a, b;
+    if (!moe_eval_product(s, env, e->a, rank, layer, &a) ||
+        !moe_eval_product(s, env, e->b, rank, layer, &b) || (a.symbol >= 0 && b.symbol >= 0))
+        return false;
+    *out = (struct moe_product){a.symbol >= 0 ? a.symbol : b.symbol, a.factor * b.factor};
+    return true;
+}
+
+static void eval_symbol(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int layer,
+                        int n, int64_t *out)
+{
+    const struct moe_symbol_row *row = env.row ? env.row(env.ctx, symbol, rank, layer) : NULL;
+    int known = row && row->n < n ? row->n : row ? n : 0;
+    if (known) memcpy(out, row->value, (size_t)known * sizeof *out);
+    for (int i = known; i < n; i++)
+        out[i] = has_value(s, symbol, rank, i) ? env.value(env.ctx, symbol, rank, layer, i) : MOE_UNKNOWN;
+}
+
+/* out[i]: combined with b. The product is what sizes are made of. */
+static void combine_all(const struct moe_expr *e, int n, int64_t *out, int64_t b)
+{
+    if (e->op == MOE_EXPR_MUL && b != MOE_UNKNOWN)
+        for (int i = 0; i < n; i++) out[i] = out[i] == MOE_UNKNOWN ? MOE_UNKNOWN : out[i] * b;
+    else
+        for (int i = 0; i < n; i++) out[i] = combine(e, out[i], b);
+}
+
+void moe_eval_all(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int n,
+                  int64_t *out)
+{
+    const struct moe_expr *e = &s->exprs[expr];
+    if (n == 1 || is_uniform(s, expr)) {
+        int64_t value = n ? moe_eval(s, env, expr, rank, layer, 0) : 0;
+        for (int i = 0; i < n; i++) out[i] = value;
+    } else if (e->op == MOE_EXPR_OTHER) {
+        for (int i = 0; i < n; i++) out[i] = i != s->comms[e->a].index_of[rank];
+    } else if (e->op == MOE_EXPR_SYM) {
+        eval_symbol(s, env, e->a, rank, layer, n, out);
+    } else {
+        moe_eval_all(s, env, e->a, rank, layer, n, out);
+        if (is_uniform(s, e->b)) {
+            combine_all(e, n, out, moe_eval(s, env, e->b, rank, layer, 0));
+            return;
+        }
+        int64_t *b = moe_alloc((size_t)n, sizeof *b);
+        moe_eval_all(s, env, e->b, rank, layer, n, b);
+        for (int i = 0; i < n; i++) out[i] = combine(e, out[i], b[i]);
+        free(b);
+    }
+}
+
 void moe_op_label(const struct moe_block *b, const struct moe_op *op, int layer, char out[2 * MOE_NAME])
 {
     char micro[32] = "", number[16] = "";
@@ -220,8 +315,10 @@ void moe_op_label(const struct moe_block *b, const struct moe_op *op, int layer,
         layer %= b->stride;
     }
     if (b->per_layer) snprintf(number, sizeof number, " %d", layer);
-    snprintf(out, 2 * MOE_NAME, "%s%.20s%s %s %.40s", micro, b->name, number, moe_pass_text[b->pass],
-             op->name);
+    /* What does not fit is cut. */
+    int length = snprintf(out, 2 * MOE_NAME, "%s%.20s%s %s %s", micro, b->name, number,
+                          moe_pass_text[b->pass], op->name);
+    moe_assert(length > 0);
 }
 
 /* ---- the invariant ---- */

@@ -322,15 +322,35 @@ int moe_schedule_check(const struct moe_schedule *s);
 /* Where the values of symbols come from: real counts (execute) or a routing (check, simulate).
  * value() returns MOE_UNKNOWN when the content of the buffer is not known to the host. */
 #define MOE_UNKNOWN INT64_MIN
+struct moe_symbol_row { /* all values of a symbol on a rank */
+    uint64_t id;        /* changes with them; no two rows have the same */
+    int n;
+    int64_t sum, *value; /* value [n] */
+};
 struct moe_env {
     int64_t (*value)(void *ctx, int symbol, int rank, int layer, int index);
     void *ctx;
+    /* The same for all indices at once, valid until the next call; NULL where value() must be asked for each
+     * of them. May be left out. */
+    const struct moe_symbol_row *(*row)(void *ctx, int symbol, int rank, int layer);
 };
 
 /* Value of expression `expr` on `rank` in an instance of `layer`, at `index` (peer or expert). MOE_UNKNOWN is
  * contagious, and the value of a symbol at an index that it does not have (a peer of a larger group), and
  * that of a sum or product above 63 bits. Cost: O(size of the expression + group size for SUM). */
 int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int index);
+/* out[i] = what moe_eval says at index i, for all i < n. Cost: O(n * size of the expression), of which what
+ * does not depend on the index is evaluated once. */
+void moe_eval_all(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int n,
+                  int64_t *out);
+/* Is an expression a symbol times what has one value whatever the index (symbol < 0: that value alone)?
+ * Result: false when it is neither, or a factor is unknown. */
+struct moe_product {
+    int symbol;
+    int64_t factor;
+};
+bool moe_eval_product(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer,
+                      struct moe_product *out);
 
 /* Number of values a symbol has on a rank (1, group size, or experts). */
 int moe_symbol_count(const struct moe_schedule *s, int symbol, int rank);

@@ -1,16 +1,27 @@
 /* values.c - see values.h.
  *
- * A cell is the content of one int64 buffer in one slot on one rank; without content (NULL) it was never
- * written, or from something unknown. In-place collectives are right because all outputs are built before the
- * first is stored. */
+ * A cell is one int64 buffer in one slot on one rank; without content (NULL) it was never written, or from
+ * something unknown. Content never changes, so that members of a group share what they all get. In-place
+ * collectives are right because all outputs are built before the first is stored. What symbols make of
+ * content is kept for each rank until it asks about other content: it asks often, and of one layer at a time.
+ */
 #include "sim/values.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+struct content {
+    int refs, n;
+    uint64_t serial; /* no two are the same */
+    int64_t sum;
+    int64_t *columns; /* [n_columns] sums over n_rows, for symbols that take a slice of them, or NULL */
+    int n_rows, n_columns;
+    int64_t *wide;    /* [n], or NULL where all fit into */
+    int32_t narrow[]; /* [n] */
+};
+
 struct cell {
-    int64_t *content;
-    int n, cap;
+    struct content *content;
     bool host_knows;
 };
 
@@ -21,6 +32,11 @@ struct peers {
     int32_t *tokens; /* [L, R, P] */
 };
 
+struct memo {        /* of a symbol on a rank */
+    uint64_t serial; /* of the content that row is of */
+    struct moe_symbol_row row;
+};
+
 struct moe_values {
     const struct moe_schedule *s; /* borrowed */
     const struct moe_routing *r;  /* borrowed */
@@ -29,6 +45,9 @@ struct moe_values {
     size_t *first; /* [n_buffers] the buffer's first cell: then slot by slot, rank by rank */
     int n_peers, cap_peers;
     struct peers *peers; /* [n_peers] of each P that was asked for */
+    uint64_t serial;     /* the last of a content or a row */
+    int64_t world_tokens;
+    struct memo *memos; /* [n_symbols, R] */
 };
 
 struct moe_values *moe_values_new(const struct moe_schedule *s, const struct moe_routing *r)
@@ -42,18 +61,66 @@ struct moe_values *moe_values_new(const struct moe_schedule *s, const struct moe
         if (s->buffers[b].type == MOE_I64) v->n_cells += (size_t)s->buffers[b].slots * (size_t)s->n_ranks;
     }
     v->cells = moe_alloc(v->n_cells, sizeof *v->cells);
+    v->memos = moe_alloc((size_t)s->n_symbols * (size_t)s->n_ranks, sizeof *v->memos);
+    for (int rank = 0; rank < s->n_ranks; rank++) v->world_tokens += s->tokens[rank];
     return v;
+}
+
+/* ---- content ---- */
+
+static struct content *empty_content(struct moe_values *v, int n, bool wide)
+{
+    struct content *c = moe_alloc(1, sizeof *c + (wide ? 0 : (size_t)n * sizeof *c->narrow));
+    if (wide) c->wide = moe_alloc((size_t)n, sizeof *c->wide);
+    c->n = n;
+    c->refs = 1;
+    c->serial = ++v->serial;
+    return c;
+}
+
+static struct content *new_content(struct moe_values *v, const int64_t *x, int n)
+{
+    bool wide = false;
+    for (int i = 0; i < n; i++) wide |= x[i] != (int32_t)x[i];
+    struct content *c = empty_content(v, n, wide);
+    for (int i = 0; i < n; i++) c->sum += x[i];
+    if (wide) memcpy(c->wide, x, (size_t)n * sizeof *x);
+    for (int i = 0; i < n && !wide; i++) c->narrow[i] = (int32_t)x[i];
+    return c;
+}
+
+static struct content *content_of(struct moe_values *v, const int32_t *x, int n)
+{
+    struct content *c = empty_content(v, n, false);
+    memcpy(c->narrow, x, (size_t)n * sizeof *x);
+    for (int i = 0; i < n; i++) c->sum += x[i];
+    return c;
+}
+
+static inline int64_t element(const struct content *c, int64_t i)
+{
+    return c->wide ? c->wide[i] : c->narrow[i];
+}
+
+static void drop(struct content *c)
+{
+    if (!c || --c->refs) return;
+    free(c->columns);
+    free(c->wide);
+    free(c);
 }
 
 void moe_values_free(struct moe_values *v)
 {
     if (!v) return;
-    for (size_t i = 0; i < v->n_cells; i++) free(v->cells[i].content);
     for (int i = 0; i < v->n_peers; i++) {
         free(v->peers[i].is_known);
         free(v->peers[i].tokens);
     }
     free(v->peers);
+    for (size_t i = 0; i < v->n_cells; i++) drop(v->cells[i].content);
+    for (size_t i = 0; i < (size_t)v->s->n_symbols * (size_t)v->s->n_ranks; i++) free(v->memos[i].row.value);
+    free(v->memos);
     free(v->cells);
     free(v->first);
     free(v);
@@ -67,37 +134,36 @@ static struct cell *cell_of(const struct moe_values *v, struct moe_ref ref, int 
     return &v->cells[v->first[ref.buffer] + slot * (size_t)v->s->n_ranks + (size_t)rank];
 }
 
+static struct content *read_cell(const struct moe_values *v, struct moe_ref ref, int rank, int layer)
+{
+    const struct cell *cell = cell_of(v, ref, rank, layer);
+    return cell ? cell->content : NULL;
+}
+
 /* Replaces the content; the host knows nothing of the new one. */
-static void store_cell(struct cell *cell, struct cell with)
+static void store_cell(struct cell *cell, struct content *with)
 {
     if (!cell) {
-        free(with.content);
+        drop(with);
         return;
     }
-    free(cell->content);
-    *cell = with;
+    drop(cell->content);
+    *cell = (struct cell){.content = with};
 }
 
-/* Appends n elements of from->content, from `offset` on. Result: false when they are not there. */
-static bool append(struct cell *to, const struct cell *from, int64_t offset, int64_t n)
+/* Are there n elements from `offset` on? */
+static bool holds(const struct content *c, int64_t offset, int64_t n)
 {
-    if (!from || !from->content || n < 0 || n > from->n - offset) return false;
-    int need = to->n + (int)n;
-    to->content = moe_grow(to->content, &to->cap, need ? need : 1, sizeof *to->content);
-    memcpy(to->content + to->n, from->content + offset, (size_t)n * sizeof *to->content);
-    to->n = need;
-    return true;
+    return c && n >= 0 && n <= c->n - offset;
 }
 
-static struct cell routed_counts(const struct moe_values *v, int rank, int layer)
+/* ---- kernels ---- */
+
+static struct content *routed_counts(struct moe_values *v, int rank, int layer)
 {
     layer = moe_routed_layer(v->s, layer);
     moe_assert(v->r && layer < v->r->n_layers && rank < v->r->n_ranks);
-    const int32_t *counts = moe_routing_counts(v->r, layer, rank);
-    struct cell with = {.n = v->r->n_experts, .cap = v->r->n_experts};
-    with.content = moe_alloc((size_t)with.n, sizeof *with.content);
-    for (int e = 0; e < with.n; e++) with.content[e] = counts[e];
-    return with;
+    return content_of(v, moe_routing_counts(v->r, layer, rank), v->r->n_experts);
 }
 
 static struct peers *peers_of(struct moe_values *v, int P)
@@ -125,20 +191,16 @@ const int32_t *moe_values_peers(struct moe_values *v, int rank, int layer, int P
 }
 
 /* What SPREAD counts: all choices leave, so what the routing says. */
-static struct cell routed_peers(struct moe_values *v, const struct moe_op *op, int rank, int layer)
+static struct content *routed_peers(struct moe_values *v, const struct moe_op *op, int rank, int layer)
 {
     int P = (int)moe_eval(v->s, moe_values_device(v), op->dims[3], rank, layer, 0);
     const int32_t *peers = moe_values_peers(v, rank, layer, P);
     moe_assert(peers);
-    struct cell with = {.n = P, .cap = P};
-    with.content = moe_alloc((size_t)P, sizeof *with.content);
-    for (int p = 0; p < P; p++) with.content[p] = peers[p];
+    struct content *with = content_of(v, peers, P);
     return with;
 }
 
-/* Rows of one expert that LIMIT lets leave a rank. When several groups of tokens have a capacity of their
- * own, counts cannot say how the rows spread over them: an upper bound. */
-static int64_t limit_of(struct moe_values *v, const struct moe_op *op, int rank, int layer)
+int64_t moe_values_limit(struct moe_values *v, const struct moe_op *op, int rank, int layer)
 {
     struct moe_env env = moe_values_device(v);
     int64_t T = moe_eval(v->s, env, op->dims[0], rank, layer, 0),
@@ -149,35 +211,32 @@ static int64_t limit_of(struct moe_values *v, const struct moe_op *op, int rank,
 }
 
 /* What LIMIT keeps of each expert: at most the limit, or exactly that when padded. */
-static struct cell limited_counts(struct moe_values *v, const struct moe_op *op, int rank, int layer)
+static struct content *limited_counts(struct moe_values *v, const struct moe_op *op, int rank, int layer)
 {
-    const struct cell *counts = cell_of(v, op->reads[2], rank, layer);
-    struct cell with = {0};
-    if (!counts || !append(&with, counts, 0, counts->n)) return with;
-    int64_t most = limit_of(v, op, rank, layer);
-    if (most == MOE_UNKNOWN) {
-        free(with.content);
-        return (struct cell){0};
+    const struct content *counts = read_cell(v, op->reads[2], rank, layer);
+    if (!counts) return NULL;
+    int64_t most = moe_values_limit(v, op, rank, layer), *kept;
+    if (most == MOE_UNKNOWN) return NULL;
+    kept = moe_alloc((size_t)counts->n, sizeof *kept);
+    for (int e = 0; e < counts->n; e++) {
+        kept[e] = element(counts, e);
+        if (op->mode & MOE_LIMIT_PAD || kept[e] > most) kept[e] = most;
     }
-    for (int e = 0; e < with.n; e++)
-        if (op->mode & MOE_LIMIT_PAD || with.content[e] > most) with.content[e] = most;
+    struct content *with = new_content(v, kept, counts->n);
+    free(kept);
     return with;
 }
 
 /* One number: the largest of what LARGEST reads, or what SET is told. */
-static struct cell one_number(struct moe_values *v, const struct moe_op *op, int rank, int layer)
+static struct content *one_number(struct moe_values *v, const struct moe_op *op, int rank, int layer)
 {
-    struct cell with = {.n = 1, .cap = 1}, *counts = NULL;
-    int64_t value = op->kernel == MOE_K_SET
-                        ? moe_eval(v->s, moe_values_device(v), op->dims[0], rank, layer, 0)
-                        : MOE_UNKNOWN;
-    if (op->kernel == MOE_K_LARGEST) counts = cell_of(v, op->reads[0], rank, layer);
-    for (int e = 0; counts && counts->content && e < counts->n; e++)
-        if (counts->content[e] > value) value = counts->content[e];
-    if (value == MOE_UNKNOWN) return (struct cell){0};
-    with.content = moe_alloc(1, sizeof *with.content);
-    *with.content = value;
-    return with;
+    int64_t value = MOE_UNKNOWN;
+    if (op->kernel == MOE_K_SET) value = moe_eval(v->s, moe_values_device(v), op->dims[0], rank, layer, 0);
+    const struct content *counts =
+        op->kernel == MOE_K_LARGEST ? read_cell(v, op->reads[0], rank, layer) : NULL;
+    for (int e = 0; counts && e < counts->n; e++)
+        if (element(counts, e) > value) value = element(counts, e);
+    return value == MOE_UNKNOWN ? NULL : new_content(v, &value, 1);
 }
 
 void moe_values_kernel(struct moe_values *v, const struct moe_op *op, int rank, int layer)
@@ -194,58 +253,154 @@ void moe_values_kernel(struct moe_values *v, const struct moe_op *op, int rank, 
         else if (op->kernel == MOE_K_SPREAD)
             store_cell(cell, routed_peers(v, op, rank, layer));
         else
-            store_cell(cell, (struct cell){0});
+            store_cell(cell, NULL);
     }
+}
+
+/* ---- collectives ---- */
+
+struct move {
+    const struct moe_op *const *ops; /* [n] */
+    const int *members;              /* [n] ranks */
+    int n, layer;
+    const struct content **from; /* [n] */
+};
+
+static int64_t sent(struct moe_values *v, const struct move *m, int i)
+{
+    return moe_eval(v->s, moe_values_device(v), m->ops[i]->send, m->members[i], m->layer, 0);
+}
+
+/* Adds n elements to the end of what a member receives. */
+static void append(struct content *to, int *used, const struct content *from, int64_t offset, int64_t n)
+{
+    int64_t sum = 0;
+    int at = *used;
+    for (int64_t k = offset; k < offset + n; k++) {
+        int64_t x = element(from, k);
+        if (to->wide)
+            to->wide[at++] = x;
+        else
+            to->narrow[at++] = (int32_t)x;
+        sum += x;
+    }
+    to->sum += sum;
+    *used = at;
+}
+
+struct sends {      /* of a member */
+    int64_t offset; /* behind what was taken so far */
+    int64_t each;   /* elements to each peer, */
+    int64_t *count; /* or [n] to each, when not NULL */
+};
+
+static int64_t count_for(const struct sends *s, int peer)
+{
+    return s->count ? s->count[peer] : s->each;
+}
+
+/* Result: false when something is unknown or not there. */
+static bool plan_sends(struct moe_values *v, const struct move *m, int i, struct sends *out)
+{
+    struct moe_env env = moe_values_device(v);
+    struct moe_product product;
+    bool same =
+        moe_eval_product(v->s, env, m->ops[i]->send, m->members[i], m->layer, &product) && product.symbol < 0;
+    if (same) {
+        out->each = product.factor;
+        return holds(m->from[i], 0, out->each) && holds(m->from[i], 0, out->each * m->n);
+    }
+    out->count = moe_alloc((size_t)m->n, sizeof *out->count);
+    moe_eval_all(v->s, env, m->ops[i]->send, m->members[i], m->layer, m->n, out->count);
+    int64_t offset = 0;
+    for (int peer = 0; peer < m->n; offset += out->count[peer++])
+        if (!holds(m->from[i], offset, out->count[peer])) return false;
+    return true;
+}
+
+enum { BLOCK = 16 }; /* receivers at a time, so that what a member sends to them is near */
+
+static void receive(struct moe_values *v, const struct move *m, struct sends *sends, int first, bool wide,
+                    struct content **out)
+{
+    int64_t room[BLOCK] = {0};
+    int used[BLOCK] = {0}, n = m->n - first < BLOCK ? m->n - first : BLOCK;
+    for (int i = 0; i < m->n; i++)
+        for (int k = 0; k < n; k++) room[k] += count_for(&sends[i], first + k);
+    for (int k = 0; k < n; k++) {
+        moe_assert(room[k] <= INT32_MAX);
+        out[first + k] = empty_content(v, (int)room[k], wide);
+    }
+    for (int i = 0; i < m->n; i++)
+        for (int k = 0; k < n; k++) {
+            int64_t count = count_for(&sends[i], first + k);
+            append(out[first + k], &used[k], m->from[i], sends[i].offset, count);
+            sends[i].offset += count;
+        }
+}
+
+static bool alltoall(struct moe_values *v, const struct move *m, struct content **out)
+{
+    struct sends *sends = moe_alloc((size_t)m->n, sizeof *sends);
+    bool known = true, wide = false;
+    for (int i = 0; i < m->n && known; i++) {
+        known = plan_sends(v, m, i, &sends[i]);
+        wide |= known && m->from[i]->wide;
+    }
+    for (int peer = 0; peer < m->n && known; peer += BLOCK) receive(v, m, sends, peer, wide, out);
+    for (int i = 0; i < m->n; i++) free(sends[i].count);
+    free(sends);
+    return known;
+}
+
+/* All members get the same. */
+static void share(const struct move *m, struct content **out, struct content *all)
+{
+    all->refs = m->n;
+    for (int i = 0; i < m->n; i++) out[i] = all;
+}
+
+static bool allreduce(struct moe_values *v, const struct move *m, struct content **out)
+{
+    int64_t n = sent(v, m, 0);
+    for (int i = 0; i < m->n; i++)
+        if (sent(v, m, i) != n || !holds(m->from[i], 0, n)) return false;
+    int64_t *sum = moe_alloc((size_t)n, sizeof *sum);
+    bool adds = m->ops[0]->reduction == MOE_REDUCE_SUM;
+    for (int i = 0; i < m->n; i++)
+        for (int64_t e = 0; e < n; e++) {
+            int64_t with = element(m->from[i], e);
+            if (adds || i == 0)
+                sum[e] += with;
+            else if (with > sum[e])
+                sum[e] = with;
+        }
+    share(m, out, new_content(v, sum, (int)n));
+    free(sum);
+    return true;
+}
+
+static bool allgather(struct moe_values *v, const struct move *m, struct content **out)
+{
+    int64_t room = 0;
+    bool wide = false;
+    for (int i = 0; i < m->n; i++) {
+        int64_t n = sent(v, m, i);
+        if (!holds(m->from[i], 0, n)) return false;
+        wide |= m->from[i]->wide != NULL;
+        room += n;
+    }
+    moe_assert(room <= INT32_MAX);
+    struct content *all = empty_content(v, (int)room, wide);
+    for (int i = 0, used = 0; i < m->n; i++) append(all, &used, m->from[i], 0, sent(v, m, i));
+    share(m, out, all);
+    return true;
 }
 
 /* All build what the members receive in out [n] and return false when a part of it is unknown: then so is
  * the whole, since every member receives from every other. Sizes are those of the senders. */
-static bool alltoall(struct moe_values *v, const struct moe_op *const *ops, const int *members, int n,
-                     int layer, struct cell *out)
-{
-    for (int i = 0; i < n; i++) {
-        const struct cell *from = cell_of(v, ops[i]->reads[0], members[i], layer);
-        int64_t offset = 0;
-        for (int peer = 0; peer < n; peer++) {
-            int64_t count = moe_eval(v->s, moe_values_device(v), ops[i]->send, members[i], layer, peer);
-            if (!append(&out[peer], from, offset, count)) return false;
-            offset += count;
-        }
-    }
-    return true;
-}
-
-static bool allreduce(struct moe_values *v, const struct moe_op *const *ops, const int *members, int n,
-                      int layer, struct cell *out)
-{
-    for (int i = 0; i < n; i++) {
-        const struct cell *from = cell_of(v, ops[i]->reads[0], members[i], layer);
-        int64_t count = moe_eval(v->s, moe_values_device(v), ops[i]->send, members[i], layer, 0);
-        if (i > 0 && (count != out[0].n || !from || !from->content || count > from->n)) return false;
-        if (i == 0 && !append(&out[0], from, 0, count)) return false;
-        for (int64_t e = 0; i > 0 && e < count; e++) {
-            int64_t *to = &out[0].content[e], with = from->content[e];
-            *to = ops[0]->reduction == MOE_REDUCE_SUM ? *to + with : *to > with ? *to : with;
-        }
-    }
-    for (int i = 1; i < n; i++) append(&out[i], &out[0], 0, out[0].n);
-    return true;
-}
-
-static bool allgather(struct moe_values *v, const struct moe_op *const *ops, const int *members, int n,
-                      int layer, struct cell *out)
-{
-    for (int i = 0; i < n; i++) {
-        const struct cell *from = cell_of(v, ops[i]->reads[0], members[i], layer);
-        int64_t count = moe_eval(v->s, moe_values_device(v), ops[i]->send, members[i], layer, 0);
-        for (int to = 0; to < n; to++)
-            if (!append(&out[to], from, 0, count)) return false;
-    }
-    return true;
-}
-
-static bool (*const movers[MOE_COLLECTIVE_COUNT])(struct moe_values *v, const struct moe_op *const *ops,
-                                                  const int *members, int n, int layer, struct cell *out) = {
+typedef bool mover(struct moe_values *v, const struct move *m, struct content **out);
+static mover *const movers[MOE_COLLECTIVE_COUNT] = {
     [MOE_ALLTOALL] = alltoall, [MOE_ALLREDUCE] = allreduce, [MOE_ALLGATHER] = allgather};
 
 void moe_values_collective(struct moe_values *v, const struct moe_op *const *ops, int comm, int group,
@@ -253,19 +408,14 @@ void moe_values_collective(struct moe_values *v, const struct moe_op *const *ops
 {
     if (ops[0]->type != MOE_I64) return;
     const struct moe_comm *c = &v->s->comms[comm];
-    const int *members = c->members + c->first[group];
-    int n = moe_group_size(c, group);
-    struct cell *out = moe_alloc((size_t)n, sizeof *out);
-    bool (*mover)(struct moe_values *, const struct moe_op *const *, const int *, int, int, struct cell *) =
-        movers[ops[0]->collective];
-    bool known = mover && mover(v, ops, members, n, layer, out);
-    for (int i = 0; i < n; i++) {
-        if (!known) {
-            free(out[i].content);
-            out[i] = (struct cell){0};
-        }
-        store_cell(cell_of(v, ops[i]->writes[0], members[i], layer), out[i]);
-    }
+    struct move m = {ops, c->members + c->first[group], moe_group_size(c, group), layer, NULL};
+    struct content **out = moe_alloc((size_t)m.n, sizeof *out);
+    m.from = moe_alloc((size_t)m.n, sizeof *m.from);
+    for (int i = 0; i < m.n; i++) m.from[i] = read_cell(v, ops[i]->reads[0], m.members[i], layer);
+    mover *move = movers[ops[0]->collective];
+    if (move) move(v, &m, out); /* out stays empty where something is unknown */
+    for (int i = 0; i < m.n; i++) store_cell(cell_of(v, ops[i]->writes[0], m.members[i], layer), out[i]);
+    free(m.from);
     free(out);
 }
 
@@ -277,29 +427,99 @@ void moe_values_host_sync(struct moe_values *v, const struct moe_op *op, int ran
     }
 }
 
-static int64_t host_value(void *ctx, int symbol, int rank, int layer, int index);
-static int64_t device_value(void *ctx, int symbol, int rank, int layer, int index);
+/* ---- symbols ---- */
+
+static const int64_t *column_sums(struct content *c, int rows, int cols)
+{
+    if (c->columns && c->n_rows == rows && c->n_columns == cols) return c->columns;
+    free(c->columns);
+    c->columns = moe_alloc((size_t)cols, sizeof *c->columns);
+    c->n_rows = rows;
+    c->n_columns = cols;
+    for (int row = 0; row < rows; row++)
+        for (int i = 0; i < cols; i++) c->columns[i] += element(c, (int64_t)row * cols + i);
+    return c->columns;
+}
+
+/* out [n]: as moe_symbol_reduce, for all indices. */
+static void reduce_all(const struct moe_schedule *s, int symbol, int rank, struct content *c, int n,
+                       int64_t *out)
+{
+    const struct moe_symbol *y = &s->symbols[symbol];
+    if (y->slice) { /* the others have something of the same content */
+        const int64_t *columns = column_sums(c, y->rows, y->cols);
+        memcpy(out, columns + s->comms[y->slice].index_of[rank] * n, (size_t)n * sizeof *out);
+        return;
+    }
+    int sums = y->by_row ? y->rows : y->cols, terms = y->by_row ? y->cols : y->rows;
+    int next = y->by_row ? y->cols : 1, step = y->by_row ? 1 : y->cols; /* from sum to sum, term to term */
+    if (sums == 1 && c->n == terms) {
+        *out = c->sum;
+        return;
+    }
+    for (int i = 0; i < sums; i++) out[i] = element(c, (int64_t)i * next);
+    for (int k = 1; k < terms; k++)
+        for (int i = 0; i < sums; i++) out[i] += element(c, (int64_t)i * next + (int64_t)k * step);
+}
+
+/* Tokens of the members are the same for all of them: kept for the first. */
+static const struct moe_symbol_row *keep_tokens(struct moe_values *v, int symbol, int rank)
+{
+    const struct moe_comm *comm = &v->s->comms[v->s->symbols[symbol].comm];
+    int first = comm->members[comm->first[comm->group_of[rank]]];
+    struct memo *memo = &v->memos[(size_t)symbol * (size_t)v->s->n_ranks + (size_t)first];
+    struct moe_symbol_row *row = &memo->row;
+    if (row->value) return row;
+    *row = (struct moe_symbol_row){.id = ++v->serial, .n = moe_symbol_count(v->s, symbol, rank)};
+    row->value = moe_alloc((size_t)row->n, sizeof *row->value);
+    for (int i = 0; i < row->n; i++)
+        row->sum += row->value[i] = moe_symbol_initial(v->s, (struct moe_env){0}, symbol, rank, 0, i);
+    return row;
+}
+
+static const struct moe_symbol_row *keep_row(struct moe_values *v, int symbol, int rank, struct content *c)
+{
+    struct memo *memo = &v->memos[(size_t)symbol * (size_t)v->s->n_ranks + (size_t)rank];
+    struct moe_symbol_row *row = &memo->row;
+    if (memo->serial == c->serial) return row;
+    memo->serial = c->serial;
+    row->id = ++v->serial;
+    row->n = moe_symbol_count(v->s, symbol, rank); /* always the same */
+    if (!row->value) row->value = moe_alloc((size_t)row->n, sizeof *row->value);
+    reduce_all(v->s, symbol, rank, c, row->n, row->value);
+    row->sum = 0;
+    for (int i = 0; i < row->n; i++) row->sum += row->value[i];
+    return row;
+}
+
+/* NULL: unknown; or a symbol without buffer that is one number, or an expression. */
+static const struct moe_symbol_row *row_of(struct moe_values *v, bool host, int symbol, int rank, int layer)
+{
+    const struct moe_symbol *y = &v->s->symbols[symbol];
+    if (y->buffer < 0) return !y->expr && y->scope == MOE_SCOPE_PEER ? keep_tokens(v, symbol, rank) : NULL;
+    int each = moe_slots_each(v->s, y->buffer), in_micro = layer % (v->s->n_layers + 1);
+    if (each > 1 && in_micro >= each) return NULL; /* outside of the layers */
+    const struct cell *cell = cell_of(v, (struct moe_ref){.buffer = y->buffer}, rank, layer);
+    bool known =
+        cell && cell->content && cell->content->n >= y->rows * y->cols && (!host || cell->host_knows);
+    return known ? keep_row(v, symbol, rank, cell->content) : NULL;
+}
 
 static int64_t value_of(struct moe_values *v, bool host, int symbol, int rank, int layer, int index)
 {
     const struct moe_symbol *y = &v->s->symbols[symbol];
-    struct moe_env env = {.value = host ? host_value : device_value, .ctx = v};
-    if (y->buffer < 0) return moe_symbol_initial(v->s, env, symbol, rank, layer, index);
-    int each = moe_slots_each(v->s, y->buffer), in_micro = layer % (v->s->n_layers + 1);
-    if (each > 1 && in_micro >= each) return MOE_UNKNOWN; /* outside of the layers */
-    const struct cell *cell = cell_of(v, (struct moe_ref){.buffer = y->buffer}, rank, layer);
-    if (!cell || !cell->content || cell->n < y->rows * y->cols || (host && !cell->host_knows))
-        return MOE_UNKNOWN;
-    return moe_symbol_reduce(v->s, symbol, rank, cell->content, index);
+    const struct moe_symbol_row *row = row_of(v, host, symbol, rank, layer);
+    if (row) return row->value[index];
+    if (y->buffer >= 0) return MOE_UNKNOWN;
+    if (!y->expr && y->scope != MOE_SCOPE_RANK) return v->world_tokens;
+    struct moe_env env = host ? moe_values_host(v) : moe_values_device(v);
+    return moe_symbol_initial(v->s, env, symbol, rank, layer, index);
 }
 
 int64_t moe_values_total(const struct moe_values *v, struct moe_ref ref, int rank, int layer)
 {
-    const struct cell *cell = cell_of(v, ref, rank, layer);
-    if (!cell || !cell->content) return MOE_UNKNOWN;
-    int64_t sum = 0;
-    for (int i = 0; i < cell->n; i++) sum += cell->content[i];
-    return sum;
+    const struct content *content = read_cell(v, ref, rank, layer);
+    return content ? content->sum : MOE_UNKNOWN;
 }
 
 static int64_t host_value(void *ctx, int symbol, int rank, int layer, int index)
@@ -312,71 +532,22 @@ static int64_t device_value(void *ctx, int symbol, int rank, int layer, int inde
     return value_of(ctx, false, symbol, rank, layer, index);
 }
 
+static const struct moe_symbol_row *host_row(void *ctx, int symbol, int rank, int layer)
+{
+    return row_of(ctx, true, symbol, rank, layer);
+}
+
+static const struct moe_symbol_row *device_row(void *ctx, int symbol, int rank, int layer)
+{
+    return row_of(ctx, false, symbol, rank, layer);
+}
+
 struct moe_env moe_values_host(struct moe_values *v)
 {
-    return (struct moe_env){.value = host_value, .ctx = v};
+    return (struct moe_env){.value = host_value, .ctx = v, .row = host_row};
 }
 
 struct moe_env moe_values_device(struct moe_values *v)
 {
-    return (struct moe_env){.value = device_value, .ctx = v};
-}
-
-static void add_kept(struct moe_values *v, const struct moe_op *op, int rank, int layer,
-                     struct moe_kept *kept)
-{
-    const int32_t *counts = moe_routing_counts(v->r, moe_routed_layer(v->s, layer), rank);
-    int64_t most = limit_of(v, op, rank, layer);
-    moe_assert(most != MOE_UNKNOWN);
-    for (int e = 0; e < v->r->n_experts; e++) {
-        if (counts[e] > most) kept->dropped += counts[e] - most;
-        if (counts[e] < most && op->mode & MOE_LIMIT_PAD) kept->padded += most - counts[e];
-    }
-}
-
-/* All ranks of a role run an operation that moves or makes counts, which only they do together. */
-static void run_op(struct moe_values *v, const struct moe_op *op, int role, int layer)
-{
-    for (int rank = 0; rank < v->s->n_ranks && op->kind == MOE_KERNEL; rank++)
-        if (v->s->role_of[rank] == role) moe_values_kernel(v, op, rank, layer);
-    if (op->kind != MOE_COLLECTIVE || op->type != MOE_I64) return;
-    const struct moe_comm *c = &v->s->comms[op->comm];
-    const struct moe_op **ops = moe_alloc((size_t)v->s->n_ranks, sizeof *ops);
-    for (int rank = 0; rank < v->s->n_ranks; rank++) ops[rank] = op;
-    for (int g = 0; g < c->n_groups; g++)
-        if (v->s->role_of[c->members[c->first[g]]] == role) moe_values_collective(v, ops, op->comm, g, layer);
-    free(ops);
-}
-
-static bool limits(const struct moe_op *op)
-{
-    return op->kind == MOE_KERNEL && op->kernel == MOE_K_LIMIT;
-}
-
-static void add_role(struct moe_values *v, int role_id, struct moe_kept *kept)
-{
-    const struct moe_schedule *s = v->s;
-    const struct moe_role *role = &s->roles[role_id];
-    int64_t layers = (int64_t)(role->end_layer - role->first_layer) * s->n_micro;
-    for (int rank = 0; rank < s->n_ranks; rank++)
-        if (s->role_of[rank] == role_id) kept->chosen += s->tokens[rank] * s->top_k * layers;
-    for (int i = 0; i < role->n_instances; i++) {
-        const struct moe_block *block = &role->blocks[role->itinerary[i].block];
-        int n = block->n_ops, layer = role->itinerary[i].layer;
-        while (n > 0 && !limits(&block->ops[n - 1])) n--; /* what comes later moves what is kept */
-        for (int o = 0; o < n; o++) {
-            for (int rank = 0; rank < s->n_ranks && limits(&block->ops[o]); rank++)
-                if (s->role_of[rank] == role_id) add_kept(v, &block->ops[o], rank, layer, kept);
-            run_op(v, &block->ops[o], role_id, layer);
-        }
-    }
-}
-
-struct moe_kept moe_values_kept(const struct moe_schedule *s, const struct moe_routing *r)
-{
-    struct moe_values *v = moe_values_new(s, r);
-    struct moe_kept kept = {0};
-    for (int role = 0; role < s->n_roles; role++) add_role(v, role, &kept);
-    moe_values_free(v);
-    return kept;
+    return (struct moe_env){.value = device_value, .ctx = v, .row = device_row};
 }

@@ -3,7 +3,8 @@
  * check and simulate run kernels and collectives on int64 buffers for real, since sizes depend on them.
  * Capacities follow from counts: LARGEST and SET are computed. A COUNTS buffer, and what SPREAD counts, get
  * the routing of (layer, rank) when a kernel writes them; collectives move int64 content as MPI would;
- * nothing is known before. Memory: 8 bytes per element of int64 buffers, rank and layer. */
+ * nothing is known before. Memory: 4 bytes per element of int64 buffers, rank and layer, where they fit (else
+ * 8); what all members of a group get is kept once for them. */
 #ifndef MOE_VALUES_H
 #define MOE_VALUES_H
 
@@ -33,6 +34,10 @@ int64_t moe_values_total(const struct moe_values *v, struct moe_ref ref, int ran
 /* [P]: moe_routing_peers of (layer, rank), found once and kept; NULL without a routing, or where P does not
  * divide experts and ranks. */
 const int32_t *moe_values_peers(struct moe_values *v, int rank, int layer, int P);
+
+/* Rows of one expert that LIMIT lets leave a rank. When several groups of tokens have a capacity of their
+ * own, counts cannot say how the rows spread over them: an upper bound. MOE_UNKNOWN when the capacity is. */
+int64_t moe_values_limit(struct moe_values *v, const struct moe_op *op, int rank, int layer);
 
 /* What capacity rules make of the rows that tokens chose, over all ranks and layers of the step: `dropped` of
  * `chosen` stay behind, `padded` empty ones travel besides. Where tokens have several capacities (see LIMIT)

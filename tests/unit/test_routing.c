@@ -2,6 +2,7 @@
 #include "sim/routing.h"
 #include "traces/store.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,6 +108,64 @@ static void test_repeats(void **state)
     moe_routing_free(a);
     moe_routing_free(b);
     moe_routing_free(c);
+}
+
+/* One draw, as the header says it, in the plainest way: the n-th number of the stream is laid along the
+ * weights, again while it hits a taken expert, 15 times. After that the free ones are laid out by themselves.
+ */
+static int drawn(const double *weight, const bool *taken, int E, uint64_t stream, uint64_t nth)
+{
+    double all = 0, before, u;
+    for (int e = 0; e < E; e++) all += weight[e];
+    for (uint64_t i = 0; i < 15; i++) {
+        int e = 0;
+        u = moe_uniform(3, stream, nth * 16 + i) * all;
+        for (before = weight[0]; before <= u && e < E - 1; before += weight[++e]) {
+        }
+        if (!taken[e]) return e;
+    }
+    int last = -1;
+    before = 0;
+    for (int e = 0; e < E; e++) before += taken[e] ? 0 : weight[e];
+    u = moe_uniform(3, stream, nth * 16 + 15) * before;
+    for (int e = 0; e < E && (last < 0 || u >= 0); e++) {
+        if (taken[e]) continue;
+        if (last < 0 || weight[e] > 0) last = e;
+        u -= weight[e];
+    }
+    return last;
+}
+
+/* 4,200 tokens are more than are counted at a time; with skew 60 all but one expert weigh next to nothing. */
+static void test_draws_one_by_one(void **state)
+{
+    (void)state;
+    enum { E = 24, K = 4 };
+    const int64_t tokens[] = {4200, 33};
+    const double skews[] = {0, 0.5, 1.5, 60};
+    for (int s = 0; s < 4; s++) {
+        struct moe_routing *r = moe_routing_generate(2, 2, E, K, tokens, skews[s], 3);
+        for (int i = 0; i < 4; i++) {
+            double weight[E];
+            int32_t want[E] = {0};
+            uint64_t layer = (uint64_t)(i / 2) << 32;
+            for (int e = 0; e < E; e++) { /* Fisher and Yates */
+                int other = (int)(moe_uniform(3, layer, (uint64_t)e) * (e + 1));
+                weight[e] = weight[other];
+                weight[other] = pow(1 + e, -skews[s]);
+            }
+            for (int64_t t = 0; t < tokens[i % 2]; t++) {
+                bool taken[E] = {false};
+                for (int k = 0; k < K; k++) {
+                    int e = drawn(weight, taken, E, layer | (uint32_t)(i % 2 + 1), (uint64_t)(t * K + k));
+                    taken[e] = true;
+                    want[e]++;
+                }
+            }
+            assert_memory_equal(moe_routing_counts(r, i / 2, i % 2), want, sizeof want);
+        }
+        moe_routing_free(r);
+    }
 }
 
 /* Valid until the next call. */
@@ -330,6 +389,7 @@ int main(void)
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_by_hand),
         cmocka_unit_test(test_repeats),
+        cmocka_unit_test(test_draws_one_by_one),
         cmocka_unit_test(test_many_tokens),
         cmocka_unit_test(test_peers_by_hand),
         cmocka_unit_test(test_peers_are_drawn_as_counts),

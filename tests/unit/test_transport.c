@@ -42,7 +42,7 @@ static void open_world(struct world *w, const struct moe_routing *r, int64_t row
 {
     int n = r->n_ranks;
     int32_t tokens[64];
-    *w = (struct world){.s = {.n_ranks = n, .n_layers = 1}};
+    *w = (struct world){.s = {.n_ranks = n, .n_layers = 1, .tokens = r->tokens}};
     w->values = moe_values_new(&w->s, r);
     w->bytes = moe_alloc((size_t)n * (size_t)n, sizeof *w->bytes);
     for (int i = 0; i < n; i++) {
@@ -233,7 +233,7 @@ static void peers_are_those_of_the_routing(void **state)
     (void)state;
     const int64_t tokens[4] = {9, 0, 5, 7};
     struct moe_routing *r = moe_routing_generate(2, 4, 8, 3, tokens, 1, 1);
-    struct moe_schedule s = {.n_ranks = 4, .n_layers = 2};
+    struct moe_schedule s = {.n_ranks = 4, .n_layers = 2, .tokens = r->tokens};
     struct moe_values *v = moe_values_new(&s, r), *none = moe_values_new(&s, NULL);
     const int32_t *kept = moe_values_peers(v, 3, 1, 4);
     for (int P = 1; P <= 4; P *= 2)
