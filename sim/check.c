@@ -325,6 +325,7 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     c.times = moe_alloc((size_t)s->n_ranks * c.n_slots, 1);
     c.agreed = moe_alloc((size_t)s->n_comms * (size_t)s->n_ranks, sizeof *c.agreed);
     c.covered = moe_alloc((size_t)s->n_roles, sizeof *c.covered);
+    c.updates = moe_alloc((size_t)s->n_params, sizeof *c.updates);
     for (int rank = 0; rank < s->n_ranks; rank++)
         for (int i = 0; i < s->n_buffers; i++)
             if (s->buffers[i].role == MOE_BUF_INPUT || s->buffers[i].role == MOE_BUF_PARAM ||
@@ -356,4 +357,5 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     free(c.times);
     free(c.agreed);
     free(c.covered);
+    free(c.updates);
 }

@@ -56,6 +56,14 @@ static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct mo
     return n;
 }
 
+/* In a group of one, all of them copy. */
+static uint64_t of_collective(const struct moe_checker *c, int rank, const struct moe_op *op)
+{
+    const struct moe_comm *m = &c->s->comms[op->comm];
+    if (moe_group_size(m, m->group_of[rank]) == 1) return 3;
+    return mix(mix(3, (uint64_t)op->collective), (uint64_t)op->comm);
+}
+
 static int slot_of(const struct moe_checker *c, struct moe_ref ref, int layer)
 {
     return (int)moe_check_slot(c, 0, ref, layer);
@@ -75,13 +83,14 @@ static int number(const struct moe_checker *c, int rank, bool same_tokens, struc
         for (int o = 0; o < h.block->n_ops; o++) {
             const struct moe_op *op = h.op = &h.block->ops[o];
             if (op->kind == MOE_HOST_SYNC) continue;
-            uint64_t made = op->kind == MOE_KERNEL
-                                ? of_kernel(c, rank, &h, same_tokens)
-                                : mix(mix(3, (uint64_t)op->collective), (uint64_t)op->comm);
+            uint64_t made =
+                op->kind == MOE_KERNEL ? of_kernel(c, rank, &h, same_tokens) : of_collective(c, rank, op);
             for (int i = 0; i < op->n_reads; i++) made = mix(made, slots[slot_of(c, op->reads[i], h.layer)]);
+            bool zero = op->kind == MOE_KERNEL && op->kernel == MOE_K_ZERO; /* adding to it is replacing it */
             uint64_t all = made;
             for (int i = 0; i < op->n_writes; i++) {
-                uint64_t *slot = &slots[slot_of(c, op->writes[i], h.layer)], fresh = mix(made, (uint64_t)i);
+                uint64_t *slot = &slots[slot_of(c, op->writes[i], h.layer)],
+                         fresh = zero ? 0 : mix(made, (uint64_t)i);
                 *slot = op->writes[i].accumulate ? *slot + fresh : fresh;
                 all = mix(mix(all, *slot), (uint64_t)slot_of(c, op->writes[i], h.layer));
             }

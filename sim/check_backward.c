@@ -30,15 +30,9 @@ static struct moe_ref gradient_of(const struct pair *p, struct moe_ref r)
     return (struct moe_ref){.buffer = p->c->s->buffers[r.buffer].grad, .shift = r.shift, .micro = r.micro};
 }
 
-static bool same(const struct pair *p, struct moe_ref a, struct moe_ref b)
-{
-    return a.buffer == b.buffer && a.buffer >= 0 && a.micro == b.micro &&
-           (p->c->s->buffers[a.buffer].slots == 1 || a.shift == b.shift);
-}
-
 static void expect(const struct pair *p, struct moe_ref found, struct moe_ref expected, bool reads)
 {
-    if (!same(p, found, expected))
+    if (expected.buffer < 0 || !moe_same_slot(p->c->s, found, expected))
         say(p, 14, reads ? "reads" : "writes", p->c->s->buffers[found.buffer].name);
 }
 
@@ -169,6 +163,20 @@ static const struct moe_op *sibling(const struct pair *p, enum moe_op_kind kind)
     return NULL;
 }
 
+/* Over the same ranks, in every group of the role; alone: of one rank each, where all collectives copy. */
+static bool same_ranks(const struct pair *p, int a, int b, bool *alone)
+{
+    const struct moe_schedule *s = p->c->s;
+    bool same = true;
+    *alone = true;
+    for (int r = 0; r < s->n_ranks; r++) {
+        if (s->role_of[r] != p->role) continue;
+        same &= moe_check_same_group(p->c, r, a, b);
+        *alone &= moe_group_size(&s->comms[a], s->comms[a].group_of[r]) == 1;
+    }
+    return same;
+}
+
 /* A collective replaces what it writes: beside other contributions an ADD follows. */
 static void check_move(const struct pair *p)
 {
@@ -179,8 +187,10 @@ static void check_move(const struct pair *p)
     const struct moe_op *f = p->f, *b = p->b, *other;
     struct moe_ref to = gradient_of(p, f->reads[0]);
     if (b->kind == MOE_COLLECTIVE) {
-        if (b->collective != reverse[f->collective]) say(p, 14, "is", moe_collective_text[b->collective]);
-        if (b->comm != f->comm) say(p, 14, "goes over", p->c->s->comms[b->comm].name);
+        bool alone, same = same_ranks(p, f->comm, b->comm, &alone);
+        if (!same) say(p, 14, "goes over", p->c->s->comms[b->comm].name);
+        if (!alone && b->collective != reverse[f->collective])
+            say(p, 14, "is", moe_collective_text[b->collective]);
         expect(p, b->reads[0], gradient_of(p, f->writes[0]), true);
         other = sibling(p, MOE_KERNEL);
         if (!other) expect(p, b->writes[0], to, false);

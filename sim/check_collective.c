@@ -63,6 +63,14 @@ static int64_t part_of(const struct moe_parts *p, int peer)
     return p->part ? p->factor * p->part[p->n > 1 ? peer : 0] : p->factor;
 }
 
+bool moe_check_same_group(const struct moe_checker *c, int rank, int a, int b)
+{
+    const struct moe_comm *x = &c->s->comms[a], *y = &c->s->comms[b];
+    int g = x->group_of[rank], h = y->group_of[rank], n = moe_group_size(x, g);
+    return n == moe_group_size(y, h) &&
+           !memcmp(x->members + x->first[g], y->members + y->first[h], (size_t)n * sizeof *x->members);
+}
+
 /* What a rank sends or receives in all must fit its buffer, and be all of it where elements are added up. */
 static void check_extent(struct moe_checker *c, int rank, const struct moe_here *h, bool sends)
 {

@@ -67,6 +67,23 @@ static int n_reads(const struct moe_checker *c, const struct moe_here *h, int bu
     return n;
 }
 
+/* One rate for all, and for every layer and copy of a parameter one optimizer and decay. */
+static void compare_update(struct moe_checker *c, int rank, const struct moe_here *h, int param)
+{
+    const struct moe_op *op = h->op, *first = NULL;
+    if (op->kernel != MOE_K_SGD && op->kernel != MOE_K_ADAMW) return;
+    for (int i = 0; i < c->s->n_params && !first; i++) first = c->updates[i];
+    if (!c->updates[param]) c->updates[param] = op;
+    if (first && first->factor != op->factor)
+        moe_check_verdict(c, 16, rank, moe_check_label(h).text, "has a rate of %.6g, '%s' has %.6g",
+                          op->factor, first->name, first->factor);
+    first = c->updates[param];
+    if (first->kernel != op->kernel || first->decay != op->decay)
+        moe_check_verdict(c, 16, rank, moe_check_label(h).text,
+                          "is %s with a decay of %.6g, elsewhere %s with %.6g", moe_kernel_text[op->kernel],
+                          op->decay, moe_kernel_text[first->kernel], first->decay);
+}
+
 /* A parameter is updated from itself and from its own gradient, which is judged here. */
 static void update(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
                    int slot)
@@ -74,6 +91,7 @@ static void update(struct moe_checker *c, int rank, const struct moe_here *h, co
     count(times(c, rank, p->buffer, slot));
     if (n_reads(c, h, p->grad, slot) != 1 || n_reads(c, h, p->buffer, slot) != 1)
         moe_check_verdict(c, 4, rank, moe_check_label(h).text, "does not read %s and its gradient", p->name);
+    compare_update(c, rank, h, (int)(p - c->s->params));
     struct moe_gradient_fault f = judge(c, rank, p, slot);
     report(c, rank, h, p, f);
     if (!is_right(f))

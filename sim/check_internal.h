@@ -44,6 +44,7 @@ struct moe_checker {
     bool stop;         /* a collective cannot complete */
     bool refused;      /* a rank stopped at what its framework refuses */
     double clip_limit; /* of the first gradient that was clipped: all have one norm; 0: none was */
+    const struct moe_op **updates;   /* [n_params] that was seen first of any layer and rank */
     struct moe_kernel_shape *shapes; /* [MOE_K_COUNT] */
     bool *roomy;                     /* [n_buffers] filled by what moves data */
     struct moe_agreed *agreed;       /* [n_comms, R] */
@@ -87,6 +88,8 @@ bool moe_check_enter(struct moe_checker *c, int rank, const struct moe_here *h);
 /* A kernel runs on a rank; a collective completes on ranks [n], where they stand at h [n]. */
 void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h);
 void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *ranks, int n);
+/* Groups of `rank` in two communicators: the same members? */
+bool moe_check_same_group(const struct moe_checker *c, int rank, int a, int b);
 bool moe_check_is_summed(const struct moe_checker *c, struct moe_ref ref); /* gradients and norms */
 
 /* A kernel of a rank against its row of kernel_shapes.c, before it runs. Result: false with a verdict, and

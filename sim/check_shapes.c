@@ -20,6 +20,12 @@ static uint64_t mix(uint64_t a, uint64_t b)
     return moe_hash64(a ^ moe_hash64(b + 0x9e3779b97f4a7c15u));
 }
 
+/* Layers from the instance's to that of a reference. */
+static int away(const struct moe_schedule *s, struct moe_ref ref)
+{
+    return moe_slots_each(s, ref.buffer) == 1 ? 0 : ref.shift;
+}
+
 /* The sum of n int64 of a buffer in the slot of a layer. */
 static uint64_t sign_total(int buffer, int shift, uint64_t n)
 {
@@ -30,8 +36,7 @@ static uint64_t sign_symbol(const struct moe_schedule *s, int symbol, int shift,
 {
     const struct moe_symbol *y = &s->symbols[symbol];
     uint64_t all = (uint64_t)y->rows * (uint64_t)y->cols;
-    if (y->buffer >= 0 && s->buffers[y->buffer].slots == 1) shift = 0;
-    if (y->buffer < 0) shift = 0;
+    if (y->buffer < 0 || moe_slots_each(s, y->buffer) == 1) shift = 0;
     if (y->buffer >= 0 && !y->slice && (sum || (y->by_row && y->rows == 1)))
         return sign_total(y->buffer, shift, all);
     if (y->buffer < 0 && y->expr && y->scope == MOE_SCOPE_EXPERT)
@@ -66,8 +71,7 @@ static uint64_t sign_extent(const struct moe_checker *c, const struct moe_op *op
     for (int i = 0; i < o->n_dims; i++) n *= moe_check_sign(c->s, op->dims[o->dims[i]], 0);
     if (o->by_rows) n *= sign_symbol(c->s, op->group, 0, true);
     if (o->by_total)
-        n *= sign_total(op->reads[1].buffer,
-                        c->s->buffers[op->reads[1].buffer].slots == 1 ? 0 : op->reads[1].shift,
+        n *= sign_total(op->reads[1].buffer, away(c->s, op->reads[1]),
                         sign_extent(c, op, &c->shapes[op->kernel].reads[1]));
     return n;
 }
@@ -107,7 +111,8 @@ static void describe(const struct moe_checker *c, int rank, const struct moe_her
 static int64_t room_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
 {
     const struct moe_buffer *b = &c->s->buffers[ref.buffer];
-    return moe_eval(c->s, c->device, b->extent, rank, b->slots == 1 ? layer : layer + ref.shift, 0);
+    int micro = b->per_micro ? ref.micro * (c->s->n_layers + 1) : 0;
+    return moe_eval(c->s, c->device, b->extent, rank, layer + away(c->s, ref) + micro, 0);
 }
 
 /* What a collective fills may have more room than comes. */
@@ -152,11 +157,6 @@ static bool role_fits(const struct moe_operand *o, const struct moe_buffer *b, b
     }
 }
 
-static bool same_slot(const struct moe_schedule *s, struct moe_ref a, struct moe_ref b)
-{
-    return a.buffer == b.buffer && (s->buffers[a.buffer].slots == 1 || a.shift == b.shift);
-}
-
 /* A write overlaps no read and no other write, unless the row says so; d_NAME belongs to NAME. */
 static bool check_overlap(struct moe_checker *c, int rank, const struct moe_here *h, int w)
 {
@@ -165,13 +165,15 @@ static bool check_overlap(struct moe_checker *c, int rank, const struct moe_here
     const struct moe_operand *o = &k->writes[w];
     const char *name = c->s->buffers[op->writes[w].buffer].name, *wrong = NULL;
     for (int i = 0; i < op->n_reads; i++) {
-        bool same = same_slot(c->s, op->reads[i], op->writes[w]), named = !strcmp(k->reads[i].name, o->name);
+        bool same = moe_same_slot(c->s, op->reads[i], op->writes[w]),
+             named = !strcmp(k->reads[i].name, o->name);
         if (named && !same) wrong = "is not what it reads as";
         if (same && !named && !(o->in_place && i == 0)) wrong = "is also read, as";
         bool gradient = o->name[0] == 'd' && !strcmp(o->name + 1, k->reads[i].name);
         int grad = c->s->buffers[op->reads[i].buffer].grad;
-        if (gradient && !(grad == op->writes[w].buffer &&
-                          same_slot(c->s, (struct moe_ref){grad, op->reads[i].shift, false}, op->writes[w])))
+        struct moe_ref expected = op->reads[i];
+        expected.buffer = grad;
+        if (gradient && !(grad == op->writes[w].buffer && moe_same_slot(c->s, expected, op->writes[w])))
             wrong = "is not the gradient of";
         if (wrong) {
             moe_check_verdict(c, 14, rank, moe_check_label(h).text, "writes %s, which %s %s", name, wrong,
@@ -180,7 +182,7 @@ static bool check_overlap(struct moe_checker *c, int rank, const struct moe_here
         }
     }
     for (int i = 0; i < w; i++)
-        if (same_slot(c->s, op->writes[i], op->writes[w])) {
+        if (moe_same_slot(c->s, op->writes[i], op->writes[w])) {
             moe_check_verdict(c, 14, rank, moe_check_label(h).text, "writes %s twice", name);
             return false;
         }
@@ -257,7 +259,8 @@ static bool is_proved(const struct moe_checker *c, const struct moe_op *op)
         struct moe_ref ref = reads ? op->reads[i] : op->writes[i - op->n_reads];
         const struct moe_buffer *b = &c->s->buffers[ref.buffer];
         const struct moe_operand *o = reads ? &k->reads[i] : &k->writes[i - op->n_reads];
-        if (sign_extent(c, op, o) != moe_check_sign(c->s, b->extent, b->slots == 1 ? 0 : ref.shift))
+        if ((ref.micro && b->per_micro) ||
+            sign_extent(c, op, o) != moe_check_sign(c->s, b->extent, away(c->s, ref)))
             return false;
     }
     return true;

@@ -374,6 +374,11 @@ static inline int moe_slot(const struct moe_schedule *s, struct moe_ref ref, int
     int slot = each == 1 ? 0 : layer - micro * stride + ref.shift;
     return s->buffers[ref.buffer].per_micro ? (micro + ref.micro) * each + slot : slot;
 }
+/* Do two references of one instance mean the same slot? */
+static inline bool moe_same_slot(const struct moe_schedule *s, struct moe_ref a, struct moe_ref b)
+{
+    return a.buffer == b.buffer && moe_slot(s, a, 0) == moe_slot(s, b, 0);
+}
 /* The layer of an instance as a routing counts them: those of all micro-batches, one after the other. */
 static inline int moe_routed_layer(const struct moe_schedule *s, int layer)
 {

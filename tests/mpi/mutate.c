@@ -35,8 +35,7 @@ static double largest_difference(const struct moe_schedule *s, const struct moe_
     for (int i = 0; i < s->n_params; i++)
         for (int slot = 0; slot < s->buffers[s->params[i].grad].slots; slot++) {
             int grad = s->params[i].grad;
-            double d = parity_difference(s, grad, slot, a, b, grad, 0);
-            if (!(d <= most)) most = d;
+            most = parity_larger(most, parity_difference(s, grad, slot, a, b, grad, 0));
         }
     return most;
 }

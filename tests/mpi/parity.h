@@ -73,6 +73,12 @@ static inline double parity_at(const struct moe_schedule *s, int buffer, const v
     return s->buffers[buffer].type == MOE_F64 ? ((const double *)p)[i] : (double)((const float *)p)[i];
 }
 
+/* The larger one; NaN is larger than any number. */
+static inline double parity_larger(double a, double b)
+{
+    return isnan(a) || b <= a ? a : b;
+}
+
 /* max |a - b| / max |b| over a tensor of a rank, a slice of the whole tensor in `b`, its buffer `whole`, that
  * starts at element `from`. */
 static inline double parity_difference(const struct moe_schedule *s, int buffer, int slot,
@@ -87,10 +93,8 @@ static inline double parity_difference(const struct moe_schedule *s, int buffer,
         double v = fabs(parity_at(s, buffer, pb, i));
         if (v > scale) scale = v;
     }
-    for (int64_t i = 0; i < n_a; i++) {
-        double d = fabs(parity_at(s, buffer, pa, i) - parity_at(s, buffer, pb, from + i));
-        if (!(d <= most)) most = d; /* NaN counts as the largest */
-    }
+    for (int64_t i = 0; i < n_a; i++)
+        most = parity_larger(most, fabs(parity_at(s, buffer, pa, i) - parity_at(s, buffer, pb, from + i)));
     return scale > 0 ? most / scale : most;
 }
 

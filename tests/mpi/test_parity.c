@@ -127,8 +127,8 @@ static double compare_gradients(const struct moe_schedule *s, int rank, const st
             if (p->buffer >= 0 && !moe_holds(s, p->grad, slot, rank)) continue;
             moe_execute_buffer(many, p->grad, slot, &n);
             int64_t from = p->shard < 0 ? 0 : n * s->comms[p->shard].index_of[rank];
-            double d = parity_difference(s, p->grad, slot, many, one, s1->params[i].grad, from);
-            if (!(d <= most)) most = d;
+            most =
+                parity_larger(most, parity_difference(s, p->grad, slot, many, one, s1->params[i].grad, from));
         }
     return most;
 }

@@ -9,6 +9,7 @@
  * (kernels/ref.h) */
 #include "sim/check.h"
 #include "tests/fixture.h"
+#include "tests/mutation.h"
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,146 +19,7 @@
 #include <cmocka.h>
 
 enum { SEED = 20, DRAWS = 1500 };
-/* clang-format off */
-#define FIELDS(X) \
-    X(KERNEL) X(COLLECTIVE) X(COMM) X(TYPE) X(STREAM) X(WAITS) X(SEND) X(RECV) X(READ_BUFFER) X(READ_SHIFT) \
-    X(WRITE_BUFFER) X(WRITE_SHIFT) X(ACCUMULATE) X(DIM) X(TRANS_A) X(TRANS_B) X(GROUP) X(MODE) X(DIVISOR) \
-    X(FACTOR) X(DECAY)
-/* clang-format on */
-#define X(name) name,
-enum field { FIELDS(X) FIELD_COUNT };
-#undef X
-#define X(name) #name,
-static const char *const field_text[] = {FIELDS(X)};
-#undef X
-
-static uint64_t drawn;
-static int draw(int n) /* 0 .. n - 1 */
-{
-    return (int)(moe_uniform(SEED, 0, drawn++) * n);
-}
-
-/* Does an operation of this kind compute with the member? */
-static bool applies(const struct moe_op *op, enum field f)
-{
-    enum moe_kernel k = op->kernel;
-    bool kernel = op->kind == MOE_KERNEL, collective = op->kind == MOE_COLLECTIVE;
-    bool aux = k == MOE_K_AUX_LOSS || k == MOE_K_AUX_LOSS_BWD;
-    switch (f) {
-    case WAITS: return op->waits != 0;
-    case READ_BUFFER:
-    case READ_SHIFT: return op->n_reads > 0;
-    case WRITE_BUFFER:
-    case WRITE_SHIFT: return op->n_writes > 0;
-    case STREAM:
-    case TYPE: return kernel || collective;
-    case COLLECTIVE:
-    case COMM:
-    case SEND:
-    case RECV: return collective;
-    case KERNEL:
-    case DIM: return kernel;
-    case ACCUMULATE: return kernel && op->n_writes > 0;
-    case TRANS_A: return kernel && k == MOE_K_GEMM;
-    case TRANS_B: return kernel && (k == MOE_K_GEMM || k == MOE_K_GROUPED_GEMM);
-    case GROUP: return kernel && moe_kernel_cost[k] == MOE_COST_GROUPED;
-    case MODE: return kernel && k == MOE_K_LIMIT;
-    case DIVISOR: return kernel && (aux || k == MOE_K_SCALE);
-    case FACTOR: return kernel && (aux || k == MOE_K_CLIP || k == MOE_K_SGD || k == MOE_K_ADAMW);
-    default: return kernel && k == MOE_K_ADAMW;
-    }
-}
-
-struct change {
-    enum field field;
-    int rank, place;   /* place in reads, writes or dims */
-    int before, after; /* expressions, shifts, ... */
-    struct moe_block *block;
-    struct moe_op *op;
-};
-
-static void set(struct change *m, int *member, int n)
-{
-    m->before = *member;
-    *member = m->after = draw(n);
-}
-
-static void mutate(const struct moe_schedule *s, struct change *m)
-{
-    struct moe_op *op = m->op;
-    int n;
-    switch (m->field) {
-    case KERNEL:
-        n = (int)op->kernel;
-        set(m, &n, MOE_K_COUNT);
-        op->kernel = (enum moe_kernel)n;
-        break;
-    case COLLECTIVE:
-        n = (int)op->collective;
-        set(m, &n, MOE_COLLECTIVE_COUNT);
-        op->collective = (enum moe_collective)n;
-        break;
-    case TYPE:
-        n = (int)op->type;
-        set(m, &n, MOE_TYPE_COUNT);
-        op->type = (enum moe_type)n;
-        break;
-    case COMM: set(m, &op->comm, s->n_comms); break;
-    case STREAM: set(m, &op->stream, MOE_STREAM_COUNT); break;
-    case WAITS:
-        n = draw(MOE_STREAM_COUNT);
-        m->before = (int)op->waits;
-        op->waits &= ~(1u << n);
-        m->after = (int)op->waits;
-        break;
-    case SEND: set(m, &op->send, s->n_exprs); break;
-    case RECV: set(m, &op->recv, s->n_exprs); break;
-    case READ_BUFFER: set(m, &op->reads[m->place = draw(op->n_reads)].buffer, s->n_buffers); break;
-    case WRITE_BUFFER: set(m, &op->writes[m->place = draw(op->n_writes)].buffer, s->n_buffers); break;
-    case READ_SHIFT:
-        n = draw(op->n_reads);
-        m->place = n;
-        set(m, &op->reads[n].shift, 3);
-        op->reads[n].shift = --m->after;
-        break;
-    case WRITE_SHIFT:
-        n = draw(op->n_writes);
-        m->place = n;
-        set(m, &op->writes[n].shift, 3);
-        op->writes[n].shift = --m->after;
-        break;
-    case ACCUMULATE:
-        n = draw(op->n_writes);
-        m->place = n;
-        m->before = op->writes[n].accumulate;
-        m->after = op->writes[n].accumulate ^= 1;
-        break;
-    case DIM:
-        m->place = draw(op->n_dims);
-        set(m, &op->dims[m->place], s->n_exprs);
-        break;
-    case TRANS_A:
-        op->trans_a ^= 1;
-        m->after = 1;
-        break;
-    case TRANS_B:
-        op->trans_b ^= 1;
-        m->after = 1;
-        break;
-    case GROUP: set(m, &op->group, s->n_symbols); break;
-    case MODE: set(m, &op->mode, 4); break;
-    case DIVISOR: set(m, &op->divisor, s->n_exprs); break;
-    case FACTOR:
-        op->factor *= draw(2) ? 0.5 : -1;
-        m->after = 1;
-        break;
-    default:
-        m->before = op->decay == 0;
-        op->decay = draw(2) ? 0.1 : 0.2;
-        m->after = op->decay != 0.1 || m->before;
-        break;
-    }
-}
+static struct mutation_draws draws = {.seed = SEED};
 
 /* ---- changes that cannot matter ---- */
 
@@ -168,7 +30,7 @@ static int64_t at_start(void *ctx, int symbol, int rank, int layer, int index)
     return moe_symbol_initial(s, (struct moe_env){at_start, ctx}, symbol, rank, layer, index);
 }
 
-static bool same_value(struct moe_schedule *s, const struct change *m)
+static bool same_value(struct moe_schedule *s, const struct mutation *m)
 {
     struct moe_env env = {at_start, s};
     bool one = m->field == DIM || m->field == DIVISOR;
@@ -177,6 +39,12 @@ static bool same_value(struct moe_schedule *s, const struct change *m)
         if (a != b || a == MOE_UNKNOWN) return false;
     }
     return true;
+}
+
+/* A factor: one that is not there is 1. */
+static int64_t value_at_start(struct moe_schedule *s, const struct mutation *m, int expr)
+{
+    return expr ? moe_eval(s, (struct moe_env){at_start, s}, expr, m->rank, 0, 0) : 1;
 }
 
 enum { MOST = 1024 };
@@ -241,13 +109,13 @@ static bool in_order(const struct moe_schedule *s, int rank)
     return true;
 }
 
-static bool no_reader(const struct change *m)
+static bool no_reader(const struct mutation *m)
 {
     return m->field == DIM && ((m->op->kernel == MOE_K_LIMIT && m->place == 5) ||
                                (m->op->kernel == MOE_K_TOPK_BWD && m->place == 2));
 }
 
-static bool cannot_matter(struct moe_schedule *s, const struct change *m)
+static bool cannot_matter(struct moe_schedule *s, const struct mutation *m)
 {
     const struct moe_op *op = m->op;
     switch (m->field) {
@@ -255,8 +123,11 @@ static bool cannot_matter(struct moe_schedule *s, const struct change *m)
     case RECV:
     case DIVISOR: return same_value(s, m);
     case DIM: return same_value(s, m) || no_reader(m);
+    case TIMES: return value_at_start(s, m, m->before) == value_at_start(s, m, m->after);
     case READ_SHIFT: return s->buffers[op->reads[m->place].buffer].slots == 1;
     case WRITE_SHIFT: return s->buffers[op->writes[m->place].buffer].slots == 1;
+    case READ_MICRO: return !s->buffers[op->reads[m->place].buffer].per_micro;
+    case WRITE_MICRO: return !s->buffers[op->writes[m->place].buffer].per_micro;
     case STREAM:
     case WAITS: return in_order(s, m->rank);
     default: return false;
@@ -274,16 +145,7 @@ static struct count totals[FIELD_COUNT];
 static void try_one(const struct moe_scenario *sc, const struct moe_routing *r, bool everywhere)
 {
     struct moe_schedule *s = fixture_schedule(sc);
-    struct change m = {.rank = draw(s->n_ranks)};
-    struct moe_role *role = everywhere ? &s->roles[0] : moe_schedule_split_role(s, m.rank);
-    int n = 0;
-    for (int b = 0; b < role->n_blocks; b++) n += role->blocks[b].n_ops;
-    n = draw(n);
-    for (m.block = role->blocks; n >= m.block->n_ops; m.block++) n -= m.block->n_ops;
-    m.op = &m.block->ops[n];
-    do m.field = (enum field)draw(FIELD_COUNT);
-    while (!applies(m.op, m.field));
-    mutate(s, &m);
+    struct mutation m = mutation_one(&draws, s, everywhere);
     struct count *c = &totals[m.field];
     if (m.before != m.after) {
         if (moe_schedule_check(s) < 0)
@@ -299,11 +161,11 @@ static void try_one(const struct moe_scenario *sc, const struct moe_routing *r, 
             else {
                 c->missed++;
                 print_message("missed: rank %d %s %s: %s %d: %d -> %d\n", m.rank, m.block->name, m.op->name,
-                              field_text[m.field], m.place, m.before, m.after);
+                              mutation_field_text[m.field], m.place, m.before, m.after);
             }
             if (v.n && equal && !no_reader(&m))
-                fail_msg("%s of %s is told, which cannot matter: %s", field_text[m.field], m.op->name,
-                         v.item[0].text);
+                fail_msg("%s of %s is told, which cannot matter: %s", mutation_field_text[m.field],
+                         m.op->name, v.item[0].text);
             moe_verdicts_free(&v);
         }
     }
@@ -315,8 +177,8 @@ static struct count print_totals(void)
     struct count all = {0};
     for (int f = 0; f < FIELD_COUNT; f++) {
         const struct count *c = &totals[f];
-        print_message("%-13s malformed %4d  told %4d  cannot matter %4d  missed %4d\n", field_text[f],
-                      c->malformed, c->told, c->equal, c->missed);
+        print_message("%-13s malformed %4d  told %4d  cannot matter %4d  missed %4d\n",
+                      mutation_field_text[f], c->malformed, c->told, c->equal, c->missed);
         all.malformed += c->malformed;
         all.told += c->told;
         all.equal += c->equal;
@@ -338,7 +200,7 @@ static const char *const variants[] = {
 
 static int missed(bool everywhere)
 {
-    drawn = 0;
+    draws.n = 0;
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
         struct moe_scenario *sc = fixture_scenario(4, 2, "6", variants[i]);
         struct moe_routing *r = fixture_routing(sc);
@@ -355,8 +217,57 @@ static void test_on_one_rank(void **state)
     assert_int_equal(missed(false), 0);
 }
 
+/* ---- changes on all ranks ---- */
+
+static int errors_of(const struct moe_schedule *s, const struct moe_scenario *sc, int check_class)
+{
+    struct moe_routing *r = fixture_routing(sc);
+    struct moe_verdicts v;
+    int n = 0;
+    assert_int_equal(moe_schedule_check(s), MOE_OK);
+    moe_check(s, r, &v);
+    for (int i = 0; i < v.n; i++) n += v.item[i].check_class == check_class;
+    assert_int_equal(n, v.n);
+    moe_verdicts_free(&v);
+    moe_routing_free(r);
+    return n;
+}
+
+/* A rate is one for all parameters; a decay is one for all layers of a parameter, here on two stages. */
+static void test_settings(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_layout(2, 2, 1, "pipeline_parallel: 2", "4", "");
+    for (int i = 0; i < 2; i++) {
+        struct moe_schedule *s = fixture_schedule(sc);
+        assert_int_equal(errors_of(s, sc, 0), 0);
+        struct moe_op *op = fixture_op(&s->roles[1], MOE_UPDATE, "update_w1");
+        *(i ? &op->factor : &op->decay) *= 2;
+        assert_int_equal(errors_of(s, sc, 16), 1);
+        moe_schedule_free(s);
+    }
+    moe_scenario_free(sc);
+}
+
+/* In groups of one rank all collectives copy, and a group of the same ranks does as well. */
+static void test_groups_of_one(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_scenario(2, 1, "4", "");
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_op *op = fixture_op(&s->roles[0], MOE_FORWARD, "dispatch");
+    int alone = 1; /* of ep, which has one rank a group */
+    while (alone == op->comm || s->comms[alone].n_groups < 2) alone++;
+    op->collective = MOE_ALLGATHER;
+    op->comm = alone;
+    assert_int_equal(errors_of(s, sc, 0), 0);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_on_one_rank)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_on_one_rank), cmocka_unit_test(test_settings),
+                                       cmocka_unit_test(test_groups_of_one)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

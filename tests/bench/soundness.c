@@ -1,0 +1,528 @@
+/* soundness - neither false alarms nor misses of check, with execution as the oracle, in one job of real
+ * ranks.
+ *
+ *   mpirun -n 8 bench_soundness [--scenarios N] [--mutations N] [--alike N] [--seed S] [--first K]
+ *
+ * scenarios   random valid ones (soundness_scenario.c) run on their ranks; gradients, norms, updated
+ *             parameters and losses are compared with those of one rank that has all tokens. Those that are
+ *             equal must have no error of check.
+ * mutations   one random change (tests/mutation.h) of one operation of one rank in such a scenario, run on
+ *             real ranks twice: as it is, and with members that ask each other first (runtime/agree.h).
+ *             Compared with the run without the change. Those that hang, fail or compute other results must
+ *             have an error of check, those that are equal none.
+ * alike       the same, where all ranks that issue the same list have the change. Off by default: a job that
+ *             went on to these after 2,000 others stalled in MPI_Comm_create_group; the cause is not known.
+ * Case K of a kind is a function of S and K: `--first K --mutations 1` repeats it alone and prints its YAML.
+ * Exit code 5 with any false alarm, or any miss, that no rule below explains. */
+#include "tests/bench/soundness.h"
+#include "sim/check.h"
+#include "tests/fixture.h"
+#include "tests/mutation.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MOST_RANKS = 8 };
+enum kind { SCENARIOS, MUTATIONS, ALIKE, KIND_COUNT };
+static const char *const kind_text[] = {"scenarios", "mutations", "alike"};
+static const double wait_s = 300, valid_timeout_s = 60, wrong_timeout_s = 0.5, sure_timeout_s = 10;
+
+static struct moe_communicator *world; /* never used by a case: it outlives each */
+static int64_t seed = 1;
+
+/* ---- what all ranks tell each other ---- */
+
+static void gather(enum moe_type type, const void *in, int64_t n, void *out, const int64_t *recv)
+{
+    const struct moe_op op = {.kind = MOE_COLLECTIVE, .collective = MOE_ALLGATHER, .type = type};
+    int err = world->table->start(world, &(struct moe_transfer){&op, in, out, &n, recv});
+    if (err >= 0) err = world->table->wait(world, wait_s);
+    if (err < 0) moe_bug(__FILE__, __LINE__, moe_error());
+}
+
+static int64_t largest(int64_t mine)
+{
+    int64_t all[MOST_RANKS], one[MOST_RANKS], most = mine;
+    for (int r = 0; r < world->size; r++) one[r] = 1;
+    gather(MOE_I64, &mine, 1, all, one);
+    for (int r = 0; r < world->size; r++)
+        if (all[r] > most) most = all[r];
+    return most;
+}
+
+static double
+largest_double(double mine) /* of numbers from 0 on, whose bits are in their order; NaN is above */
+{
+    int64_t bits;
+    memcpy(&bits, &mine, sizeof bits);
+    bits = largest(bits & INT64_MAX);
+    memcpy(&mine, &bits, sizeof mine);
+    return mine;
+}
+
+static double sum_double(double mine)
+{
+    double all[MOST_RANKS], sum = 0;
+    int64_t one[MOST_RANKS];
+    for (int r = 0; r < world->size; r++) one[r] = 1;
+    gather(MOE_F64, &mine, 1, all, one);
+    for (int r = 0; r < world->size; r++) sum += all[r];
+    return sum;
+}
+
+/* The routing that really happened: what the ranks of a run chose. */
+static struct moe_routing *routing_of(const struct moe_schedule *s, const struct run *run)
+{
+    int n_layers = s->n_layers * s->n_micro, buffer = 0;
+    int64_t counts[MOST_RANKS] = {0}, from[MOST_RANKS + 1] = {0}, n;
+    while (strcmp(s->buffers[buffer].name, "expert") != 0) buffer++;
+    for (int r = 0; r < world->size; r++) {
+        counts[r] = r < s->n_ranks ? s->tokens[r] * s->top_k * n_layers : 0;
+        from[r + 1] = from[r] + counts[r];
+    }
+    int32_t *mine = moe_alloc((size_t)counts[world->rank], sizeof *mine),
+            *all = moe_alloc((size_t)from[world->size], sizeof *all);
+    for (int layer = 0; layer < n_layers && run; layer++) {
+        const int32_t *chosen = moe_execute_buffer(run->x, buffer, layer, &n);
+        if (chosen) memcpy(mine + counts[world->rank] / n_layers * layer, chosen, (size_t)n * sizeof *mine);
+    }
+    gather(MOE_I32, mine, counts[world->rank], all, counts);
+    struct moe_routing *r = moe_routing_new(n_layers, s->n_ranks, s->n_experts, s->top_k);
+    int each = s->n_ranks / s->n_roles; /* a role for each stage */
+    for (int rank = 0; rank < s->n_ranks; rank++) {
+        r->tokens[rank] = s->tokens[rank];
+        for (int layer = 0; layer < n_layers; layer++) {
+            int stage = layer % s->n_layers / (s->n_layers / s->n_roles), of = stage * each + rank % each;
+            moe_routing_add(r, layer, rank, s->tokens[rank], all + from[of] + counts[of] / n_layers * layer);
+        }
+    }
+    free(mine);
+    free(all);
+    return r;
+}
+
+/* ---- one case ---- */
+
+struct scene {
+    char text[TEXT], alone[TEXT]; /* YAML */
+    struct moe_scenario *sc, *sc1;
+    struct moe_schedule *s;
+};
+
+static struct moe_scenario *parse(const char *text)
+{
+    struct moe_scenario *sc = NULL;
+    if (moe_scenario_parse("scenario.yaml", text, &sc) < 0) {
+        fprintf(stderr, "%s", text);
+        moe_bug(__FILE__, __LINE__, moe_error());
+    }
+    return sc;
+}
+
+static void open_scene(struct draws *d, struct scene *y)
+{
+    scenario_draw(d, world->size < MOST_RANKS ? world->size : MOST_RANKS, y->text, y->alone);
+    y->sc = parse(y->text);
+    y->sc1 = parse(y->alone);
+    y->s = fixture_schedule(y->sc);
+}
+
+static void close_scene(struct scene *y)
+{
+    moe_schedule_free(y->s);
+    moe_scenario_free(y->sc);
+    moe_scenario_free(y->sc1);
+}
+
+static int next_id(void)
+{
+    static int id = 0;
+    return ++id;
+}
+
+/* Errors that check finds; text: the first ones, with their classes. */
+static int errors_of(const struct moe_schedule *s, const struct moe_routing *r, char text[TEXT])
+{
+    struct moe_verdicts v;
+    int n = 0;
+    size_t used = 0;
+    moe_check(s, r, &v);
+    *text = 0;
+    for (int i = 0; i < v.n; i++) {
+        if (v.item[i].severity != MOE_SEVERITY_ERROR) continue;
+        n++;
+        if (used < TEXT)
+            used += (size_t)snprintf(text + used, TEXT - used, "  C%d %s: %s\n", v.item[i].check_class,
+                                     v.item[i].op, v.item[i].text);
+    }
+    moe_verdicts_free(&v);
+    return n;
+}
+
+static void print_indented(const char *text)
+{
+    for (const char *p = text, *end; *p; p = end + 1) {
+        end = strchr(p, '\n');
+        printf("    %.*s\n", (int)(end - p), p);
+    }
+}
+
+/* ---- valid scenarios ---- */
+
+static struct {
+    int run, equal, alarms, failed;
+    double most, most_params;
+} valid;
+
+static void say_valid(const struct scene *y, int64_t number, const char *what, const char *more)
+{
+    printf("scenario %lld of seed %lld: %s\n%s", (long long)number, (long long)seed, what, more);
+    print_indented(y->text);
+}
+
+static void try_scenario(int64_t number)
+{
+    struct draws d = {.seed = moe_hash64((uint64_t)seed * KIND_COUNT + SCENARIOS) + (uint64_t)number};
+    struct scene y;
+    char text[TEXT];
+    open_scene(&d, &y);
+    struct moe_schedule *s1 = fixture_schedule(y.sc1);
+    struct how how = {1, valid_timeout_s, .agree = draw(&d, 2)};
+    struct run *many = run_steps(y.s, next_id(), how), *one = NULL;
+    double gradients = 0, params = 0, loss = many ? many->loss : 0;
+    bool failed = largest(many ? many->end : END_EQUAL) > END_EQUAL;
+    if (many && !failed) {
+        one = run_steps(s1, 0, (struct how){1, valid_timeout_s, .alone = true});
+        gradients = one->end == END_EQUAL ? run_difference(many, one, world->rank, &params) : NAN;
+    }
+    gradients = largest_double(gradients);
+    params = largest_double(params);
+    struct moe_routing *r = failed ? fixture_routing(y.sc) : routing_of(y.s, many);
+    double losses = sum_double(loss), expected = one ? one->loss : 0;
+    if (world->rank == 0) {
+        bool equal = !failed && gradients <= run_bound[0] && params <= run_bound[1] &&
+                     fabs(losses - expected) <= run_bound[0] * expected;
+        int errors = errors_of(y.s, r, text);
+        valid.run++;
+        valid.equal += equal;
+        valid.failed += failed;
+        if (!(gradients <= valid.most)) valid.most = gradients;
+        if (!(params <= valid.most_params)) valid.most_params = params;
+        if (errors)
+            valid.alarms++, say_valid(&y, number, equal ? "false alarm" : "alarm, and other results", text);
+        if (!equal && !errors) {
+            snprintf(text, sizeof text, "  gradients %.3g, parameters %.3g, loss %.17g for %.17g%s%s\n",
+                     gradients, params, losses, expected, failed ? ", " : "",
+                     failed && many ? many->error : "");
+            say_valid(&y, number, "not what one rank computes, and no error of check", text);
+        }
+    }
+    moe_routing_free(r);
+    run_close(many, failed);
+    run_close(one, false);
+    moe_schedule_free(s1);
+    close_scene(&y);
+}
+
+/* ---- mutations ---- */
+
+/* Why check may say something else than a run. */
+/* clang-format off */
+#define RULES(X) \
+    X(NONE,    "not explained") \
+    X(RACE,    "C6: another stream may come first; the executor runs in host order") \
+    X(MIXED,   "C1: members enter another collective each; nothing moves, and MPI lets it pass") \
+    X(SIZES,   "C14: a size above what the kernel touches: it only bounds indices, or is not looked at") \
+    X(COUNTS,  "C14: the counts that limit reads tell the simulator; the kernel counts again") \
+    X(TYPE,    "C14: the type of a kernel that computes with none of its real operands, or by 1") \
+    X(VECTOR,  "C14: a matrix of one row or column is its own transpose") \
+    X(CLIP,    "C5: the norm stays below clip_norm, so clipping does nothing") \
+    X(CHOSEN,  "every token has every expert: the auxiliary loss, or the probability of one, is constant") \
+    X(EMPTY,   "the rank has no tokens, or no rows of its experts: nothing is computed") \
+    X(SETTING, "a rate, decay or coefficient that the schedule says nowhere else")
+/* clang-format on */
+#define X(name, text) RULE_##name,
+enum rule { RULES(X) RULE_COUNT };
+#undef X
+#define X(name, text) text,
+static const char *const rule_text[] = {RULES(X)};
+#undef X
+
+static struct {
+    int malformed, same;       /* not a schedule; nothing changed: others are drawn */
+    int ends[END_COUNT][2][2]; /* how it ended, asked before, told */
+    int alarms[RULE_COUNT], misses[RULE_COUNT],
+        unlike; /* unlike: asking made a good end of a bad one, or else */
+} tally[KIND_COUNT];
+
+struct outcome {
+    enum end end;
+    char error[512];
+};
+
+struct trial {
+    enum kind kind;
+    int64_t number;
+    struct scene scene;
+    struct mutation m;
+    struct moe_schedule *s; /* with the change */
+    struct run *after[2];   /* one step and two without it */
+    struct moe_routing *r;
+    struct outcome o[2]; /* as it is, and with members that ask */
+};
+
+/* Is every error one of these? */
+static bool all_say(const char *text, const char *what)
+{
+    for (const char *p = text, *end; *p; p = end + 1) {
+        end = strchr(p, '\n');
+        const char *said = strstr(p, what);
+        if (!end || !said || said > end) return false;
+    }
+    return *text;
+}
+
+/* No norm of the run is above the limit. */
+static bool clips_nothing(const struct trial *t)
+{
+    double sum = 0;
+    const struct moe_schedule *s = t->scene.s;
+    for (int i = 0; i < s->n_buffers; i++) {
+        int64_t n = 0;
+        if (s->buffers[i].role != MOE_BUF_NORM) continue;
+        const double *norm = moe_execute_buffer(t->after[0]->x, i, 0, &n);
+        if (norm && n) sum += *norm;
+    }
+    return sqrt(sum) <= t->scene.sc->clip_norm;
+}
+
+static bool is_vector(const struct trial *t)
+{
+    for (int i = 0; i < t->m.op->n_dims; i++) {
+        const struct moe_expr *e = &t->s->exprs[t->m.op->dims[i]];
+        if (e->op == MOE_EXPR_CONST && e->value == 1) return true;
+        if (e->op == MOE_EXPR_SYM && t->scene.s->tokens[t->m.rank] == 1) return true;
+    }
+    return false;
+}
+
+static bool has_rows(const struct trial *t)
+{
+    if (!t->scene.s->tokens[t->m.rank]) return false;
+    return true;
+}
+
+static enum rule explain_alarm(const struct trial *t, const char *text)
+{
+    const struct moe_scenario *sc = t->scene.sc;
+    enum mutation_field f = t->m.field;
+    const char *op = t->m.op->name;
+    if (all_say(text, "another stream may")) return RULE_RACE;
+    if (t->o[1].end == END_REFUSED && all_say(text, "C1 ")) return RULE_MIXED;
+    if (!has_rows(t)) return RULE_EMPTY;
+    if ((f == TRANS_A || f == TRANS_B) && is_vector(t)) return RULE_VECTOR;
+    if (!strncmp(op, "clip_", 5) && clips_nothing(t)) return RULE_CLIP;
+    if (sc->experts == sc->top_k && (strstr(op, "aux") || strstr(op, "counts"))) return RULE_CHOSEN;
+    if (sc->experts == 1 && (strstr(op, "prob") || strstr(op, "topk") || strstr(op, "router")))
+        return RULE_CHOSEN;
+    if (f == DIM && strstr(text, "C14 ")) return RULE_SIZES; /* C2 where that stops the rank */
+    if (f == READ_BUFFER && t->m.place == 2 && !strcmp(op, "limit")) return RULE_COUNTS;
+    if (f == TYPE && strstr(text, "C14 ")) return RULE_TYPE;
+    return RULE_NONE;
+}
+
+static enum rule explain_miss(const struct trial *t)
+{
+    bool setting = t->m.field == FACTOR || t->m.field == DECAY;
+    return setting && (t->kind == ALIKE || t->scene.s->n_ranks == t->scene.s->n_roles) ? RULE_SETTING
+                                                                                       : RULE_NONE;
+}
+
+/* The worst of all ranks. */
+static struct outcome run_steps_of(const struct trial *t, struct how how)
+{
+    struct outcome out = {END_EQUAL, ""};
+    struct run *run = run_steps(t->s, next_id(), how);
+    if (run) out.end = run_compare(run, t->after[how.n_steps - 1]);
+    enum end worst = (enum end)largest(out.end);
+    if (run && out.end == worst) snprintf(out.error, sizeof out.error, "%s", run->error);
+    run_close(run, worst > END_DIFFERS);
+    out.end = worst;
+    return out;
+}
+
+/* What is equal to the bit after a step must stay so: the optimizer's state counts from the second step on.
+ */
+static struct outcome execute(const struct trial *t, double timeout_s, bool agree)
+{
+    struct outcome out = run_steps_of(t, (struct how){1, timeout_s, .agree = agree});
+    return out.end == END_EQUAL ? run_steps_of(t, (struct how){2, timeout_s, .agree = agree}) : out;
+}
+
+static void say(const struct trial *t, const struct outcome *o, const char *what, enum rule rule,
+                const char *text)
+{
+    const struct mutation *m = &t->m;
+    printf("%s %lld of seed %lld: %s: rank %d %s %s %s: %s %d: %d -> %d; ran: %s %s\n  %s\n",
+           kind_text[t->kind], (long long)t->number, (long long)seed, what, m->rank, m->block->name,
+           moe_pass_text[m->block->pass], m->op->name, mutation_field_text[m->field], m->place, m->before,
+           m->after, end_text[o->end], o->error, rule_text[rule]);
+    if (rule != RULE_NONE) return;
+    printf("%s", text);
+    print_indented(t->scene.text);
+}
+
+static void judge(const struct trial *t)
+{
+    char text[TEXT];
+    int errors = errors_of(t->s, t->r, text);
+    bool wrong = t->o[0].end > END_ROUNDED, wrong_asked = t->o[1].end > END_ROUNDED;
+    enum rule rule = RULE_NONE;
+    for (int asked = 0; asked < 2; asked++) tally[t->kind].ends[t->o[asked].end][asked][errors > 0]++;
+    if (wrong && !errors) {
+        rule = explain_miss(t);
+        tally[t->kind].misses[rule]++;
+        say(t, &t->o[0], "miss", rule, "");
+    }
+    if (!wrong && errors) {
+        rule = explain_alarm(t, text);
+        tally[t->kind].alarms[rule]++;
+        say(t, &t->o[0], "false alarm", rule, text);
+    }
+    if (wrong != wrong_asked && rule != RULE_MIXED) {
+        tally[t->kind].unlike++;
+        say(t, &t->o[1], "unlike when asked before", RULE_NONE, text);
+    }
+}
+
+static void change(struct trial *t, struct mutation_draws *changes)
+{
+    for (;;) {
+        t->s = fixture_schedule(t->scene.sc);
+        t->m = mutation_one(changes, t->s, t->kind == ALIKE);
+        bool same = t->m.before == t->m.after, malformed = !same && moe_schedule_check(t->s) < 0;
+        tally[t->kind].same += same;
+        tally[t->kind].malformed += malformed;
+        if (!same && !malformed) return;
+        moe_schedule_free(t->s);
+    }
+}
+
+static void try_mutation(enum kind kind, int64_t number)
+{
+    struct draws d = {.seed = moe_hash64((uint64_t)seed * KIND_COUNT + kind) + (uint64_t)number};
+    struct mutation_draws changes = {.seed = moe_hash64(d.seed)};
+    struct trial t = {.kind = kind, .number = number};
+    char text[TEXT];
+    open_scene(&d, &t.scene);
+    change(&t, &changes);
+    for (int i = 0; i < 2; i++) {
+        t.after[i] = run_steps(t.scene.s, next_id(), (struct how){i + 1, valid_timeout_s});
+        if (largest(t.after[i] ? t.after[i]->end : END_EQUAL) > END_EQUAL)
+            moe_bug(__FILE__, __LINE__, t.scene.text);
+    }
+    t.r = routing_of(t.scene.s, t.after[0]);
+    for (int asked = 0; asked < 2; asked++) {
+        t.o[asked] = execute(&t, wrong_timeout_s, asked);
+        if (t.o[asked].end == END_NO_ANSWER && largest(world->rank == 0 && !errors_of(t.s, t.r, text)))
+            t.o[asked] = execute(&t, sure_timeout_s, asked); /* a busy machine is no hang */
+    }
+    if (world->rank == 0) judge(&t);
+    for (int i = 0; i < 2; i++) run_close(t.after[i], false);
+    moe_routing_free(t.r);
+    moe_schedule_free(t.s);
+    close_scene(&t.scene);
+}
+
+/* ---- the job ---- */
+
+/* All ranks are on one host: rank 0 makes a file, and says which process and descriptor it is. */
+static void open_shared(void)
+{
+    int64_t mine[2] = {0}, all[2 * MOST_RANKS], two[MOST_RANKS];
+    char path[64];
+    for (int r = 0; r < world->size; r++) two[r] = 2;
+    int file = memfd_create("soundness", 0);
+    if (file < 0 || ftruncate(file, 4096) < 0) moe_bug(__FILE__, __LINE__, "memfd_create");
+    mine[0] = getpid();
+    mine[1] = file;
+    gather(MOE_I64, mine, 2, all, two);
+    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)all[0], (long long)all[1]);
+    int shared = open(path, O_RDWR);
+    if (shared < 0) moe_bug(__FILE__, __LINE__, path);
+    run_open_machine(shared);
+    largest(0); /* rank 0 keeps it open until all have */
+    close(file);
+    close(shared);
+}
+
+/* ---- report ---- */
+
+static int report_valid(void)
+{
+    if (!valid.run) return 0;
+    printf(
+        "scenarios: %d run, %d equal to one rank (gradients within %.2g, parameters %.2g), %d false alarms\n",
+        valid.run, valid.equal, valid.most, valid.most_params, valid.alarms);
+    return valid.alarms + valid.run - valid.equal;
+}
+
+static int report_mutations(enum kind kind, int n)
+{
+    int wrong = 0, told = 0, equal = 0;
+    if (!n) return 0;
+    printf("%s: %d run; drawn besides: %d malformed, %d that change nothing\n", kind_text[kind], n,
+           tally[kind].malformed, tally[kind].same);
+    printf("  %-28s %8s %8s %16s\n", "the run", "error", "none", "asked before");
+    for (int e = 0; e < END_COUNT; e++) {
+        int(*row)[2] = tally[kind].ends[e];
+        printf("  %-28s %8d %8d %8d %8d\n", end_text[e], row[0][1], row[0][0], row[1][1], row[1][0]);
+        if (e > END_ROUNDED)
+            wrong += row[0][0] + row[0][1], told += row[0][1];
+        else
+            equal += row[0][0] + row[0][1];
+    }
+    int alarms = 0;
+    for (int rule = 0; rule < RULE_COUNT; rule++) {
+        alarms += tally[kind].alarms[rule];
+        if (tally[kind].alarms[rule] + tally[kind].misses[rule])
+            printf("  %d alarms, %d misses: %s\n", tally[kind].alarms[rule], tally[kind].misses[rule],
+                   rule_text[rule]);
+    }
+    printf("  told %d of %d wrong ones (%.2f %%), %d alarms of %d equal ones, asking before changed %d\n",
+           told, wrong, wrong ? 100.0 * told / wrong : 100, alarms, equal, tally[kind].unlike);
+    return tally[kind].alarms[RULE_NONE] + tally[kind].misses[RULE_NONE] + tally[kind].unlike;
+}
+
+static int64_t option(int argc, char **argv, const char *name, int64_t otherwise)
+{
+    for (int i = 1; i + 1 < argc; i += 2)
+        if (!strcmp(argv[i], name)) return strtoll(argv[i + 1], NULL, 10);
+    return otherwise;
+}
+
+int main(int argc, char **argv)
+{
+    const int64_t n[KIND_COUNT] = {option(argc, argv, "--scenarios", 1000),
+                                   option(argc, argv, "--mutations", 1000), option(argc, argv, "--alike", 0)};
+    int64_t first = option(argc, argv, "--first", 0), begin = moe_now_ns();
+    seed = option(argc, argv, "--seed", 1);
+    if (moe_communicator_here()->open(&world) < 0) return 1;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    open_shared();
+    int bad = 0;
+    for (int64_t i = first; i < first + n[SCENARIOS]; i++) try_scenario(i);
+    if (world->rank == 0) bad += report_valid();
+    for (int kind = MUTATIONS; kind < KIND_COUNT; kind++) {
+        for (int64_t i = first; i < first + n[kind]; i++) try_mutation((enum kind)kind, i);
+        if (world->rank == 0) bad += report_mutations((enum kind)kind, (int)n[kind]);
+    }
+    if (world->rank == 0)
+        printf("soundness: %s; seed %lld, %d ranks, %.0f s\n", bad ? "FAILED" : "passed", (long long)seed,
+               world->size, 1e-9 * (double)(moe_now_ns() - begin));
+    bad = (int)largest(bad);
+    world->table->close(world);
+    return bad ? 5 : 0;
+}
