@@ -159,9 +159,9 @@ void scenario_draw(struct draws *d, int most_ranks, char out[TEXT], char alone[T
     for (int r = 0; r < y.each; r++) sum += y.tokens[r];
     add_model(d, &y, layers, model);
     add_rules(d, &y, rules);
-    snprintf(alone, TEXT, "%slayout: {ranks: 1, micro_batches: %d}\ntokens_per_rank: %d\n%s", model, y.micro,
-             sum, rules);
-    *out = 0;
+    *alone = *out = 0;
+    add(alone, "%slayout: {ranks: 1, micro_batches: %d}\ntokens_per_rank: %d\n%s", model, y.micro, sum,
+        rules);
     add(out,
         "%slayout: {ranks: %d, expert_parallel: %d, pipeline_parallel: %d, micro_batches: %d, pipeline: %s, ",
         model, y.ranks, y.ep, y.pp, y.micro, choose(d, 2, pipelines));
