@@ -186,7 +186,11 @@ static void expect_nccl(const struct world *w, const struct moe_topo *t, enum mo
     assert_true(planned(w, t, by, &plan) == moe_collective_error(t, &w->m));
     moe_collective_plan(t, &w->m, &nccl);
     assert_int_equal(plan.n, nccl.n);
-    assert_memory_equal(plan.flow, nccl.flow, (size_t)nccl.n * sizeof *nccl.flow);
+    for (int i = 0; i < nccl.n; i++) { /* not as memory: a flow ends with bytes that nobody writes */
+        const struct moe_sent *a = &plan.flow[i], *b = &nccl.flow[i];
+        assert_true(a->from == b->from && a->to == b->to && a->bytes == b->bytes && a->after == b->after);
+        assert_true(a->rate_Bps == b->rate_Bps && a->wire == b->wire && a->delay_s == b->delay_s);
+    }
     free(plan.flow);
     free(nccl.flow);
 }
