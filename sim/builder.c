@@ -223,8 +223,9 @@ int moe_new_block(struct moe_builder *b, const char *name, enum moe_pass pass, b
     role->blocks = realloc(role->blocks, ((size_t)role->n_blocks + 1) * sizeof *role->blocks);
     moe_assert(role->blocks);
     struct moe_block *block = &role->blocks[role->n_blocks];
-    *block = (struct moe_block){
-        .pass = pass, .per_layer = per_layer, .stride = b->s->n_micro > 1 ? b->s->n_layers + 1 : 0};
+    bool of_micro = (pass == MOE_FORWARD || pass == MOE_BACKWARD) && b->s->n_micro > 1;
+    *block =
+        (struct moe_block){.pass = pass, .per_layer = per_layer, .stride = of_micro ? b->s->n_layers + 1 : 0};
     moe_copy_name(block->name, name);
     return b->block = role->n_blocks++;
 }

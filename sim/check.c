@@ -60,9 +60,11 @@ static bool same_cause(const char *a, const char *b)
 }
 
 static void add_verdict(struct moe_checker *c, int check_class, enum moe_severity severity, int rank,
-                        const char *op, const char *text)
+                        const char *op, const char *format, va_list args)
 {
+    char text[512];
     const char *name, *other;
+    vsnprintf(text, sizeof text, format, args);
     int layer = split_label(op, &name);
     struct moe_verdict *v = NULL;
     for (int i = 0; i < c->out->n && !v; i++) {
@@ -84,23 +86,19 @@ static void add_verdict(struct moe_checker *c, int check_class, enum moe_severit
 void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
                        ...)
 {
-    char text[512];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    add_verdict(c, check_class, MOE_SEVERITY_ERROR, rank, op, format, args);
     va_end(args);
-    add_verdict(c, check_class, MOE_SEVERITY_ERROR, rank, op, text);
 }
 
 void moe_check_possible(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
                         ...)
 {
-    char text[512];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    add_verdict(c, check_class, MOE_SEVERITY_POSSIBLE, rank, op, format, args);
     va_end(args);
-    add_verdict(c, check_class, MOE_SEVERITY_POSSIBLE, rank, op, text);
 }
 
 /* ---- where a rank is ---- */

@@ -35,7 +35,12 @@ static void report(struct moe_checker *c, int rank, const struct moe_here *h, co
         moe_check_verdict(c, norm ? 5 : 4, rank, at.text,
                           "%s holds %d contributions that are not its own, one of rank %d", what, f.extra,
                           f.extra_rank);
-    if (f.factor != 1 && f.divided_in)
+    if (f.factor != 1 && f.uneven)
+        moe_check_verdict(
+            c, norm ? 5 : 3, rank, at.text,
+            "contributions to %s are not what they should be, by several factors: %.6g times, one of rank %d",
+            what, f.factor, f.factor_rank);
+    else if (f.factor != 1 && f.divided_in)
         moe_check_verdict(c, norm ? 5 : 3, rank, at.text,
                           "%s is %.6g times what it should be: %s divided by %.6g", what, f.factor,
                           f.divided_in->name, f.divisor);
@@ -259,16 +264,20 @@ static void check_coverage(struct moe_checker *c, int rank)
     *seen |= covered;
 }
 
-/* The first slot that was not counted as often as expected, 0 or 1, is named. */
+/* Slots that were not counted as often as expected, 0 or 1. */
 static void check_times(struct moe_checker *c, int rank, int check_class, const struct moe_param *p,
                         int buffer, const char *what, int expected)
 {
     for (int slot = 0; slot < c->s->buffers[buffer].slots; slot++) {
         int n = *times(c, rank, buffer, slot);
         if (n == expected || !moe_holds(c->s, buffer, slot, rank)) continue;
-        moe_check_verdict(c, check_class, rank, p->name, "%s %d times in a step (slot %d), expected %s", what,
-                          n, slot, expected ? "once" : "only where tokens enter");
-        return;
+        struct moe_label at;
+        if (c->s->buffers[buffer].slots > 1)
+            snprintf(at.text, sizeof at.text, "layer %d %s", slot, p->name);
+        else
+            snprintf(at.text, sizeof at.text, "%s", p->name);
+        moe_check_verdict(c, check_class, rank, at.text, "%s %d times in a step, expected %s", what, n,
+                          expected ? "once" : "only where tokens enter");
     }
 }
 

@@ -265,7 +265,8 @@ static struct moe_gradient_fault compare(const struct entry *want, int n_want, c
                                          double coefficient)
 {
     struct moe_gradient_fault fault = {.factor = 1};
-    int w = 0, h = 0;
+    int w = 0, h = 0, n_both = 0;
+    double last = 1;
     while (w < n_want || h < have->n) {
         if (h == have->n || (w < n_want && want[w].key < have->entry[h].key)) {
             fault.missing++;
@@ -275,7 +276,10 @@ static struct moe_gradient_fault compare(const struct entry *want, int n_want, c
             fault.extra_rank = rank_of(have->entry[h++].key);
         } else {
             double found = have->entry[h++].coefficient * coefficient, required = want[w++].coefficient;
-            if (!is_right(found, required)) fault.factor = found / required;
+            double factor = is_right(found, required) ? 1 : found / required;
+            if (n_both++ && !is_right(factor, last)) fault.uneven = true;
+            last = factor;
+            if (factor != 1) fault.factor = factor, fault.factor_rank = rank_of(want[w - 1].key);
         }
     }
     return fault;

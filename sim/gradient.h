@@ -36,7 +36,9 @@ struct moe_gradient_fault {
     int missing, extra; /* contributions that should be there and are not; that should not be there */
     int missing_rank;   /* a rank whose contribution is missing */
     int extra_rank;     /* a rank whose contribution should not be there */
-    double factor;      /* coefficient found / required; may be 0, infinite or NaN */
+    double factor;      /* coefficient found / required, of one that is wrong; may be 0, infinite or NaN */
+    int factor_rank;    /* a rank whose contribution has it */
+    bool uneven;        /* others have another */
     double divisor;     /* by which the last division divided, 0: there was none */
     const struct moe_op *divided_in;
     int clips; /* how often it was clipped */

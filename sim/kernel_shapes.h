@@ -2,13 +2,14 @@
  *
  * A row: "T E K: logits[TE] > prob[TE] expert:index[TK] slot:index[TK] counts:routed[E]"
  *   T E K      the dims, one letter each, in the order of moe_op.dims
- *   name       of an operand. dNAME is the gradient of NAME: in a kernel that has both, and in the backward
- * of a kernel that has one of them. The same name in both lists: one tensor, changed in place before it  '+'
- * writes: may accumulate; '~' writes: may be the first read
+ *   name       of an operand. dNAME is the gradient of NAME: in a kernel that has both, and in the
+ *              backward of a kernel that has one of them. The same name in both lists: one tensor,
+ *              changed in place
+ *   '+' '~'    before it: writes that may accumulate; writes that may be the first read
  *   ':kind'    of MOE_OPERANDS; without: real numbers of the operation's type
  *   '?'        may be left out
- *   [TE]       elements: the product of dims and digits, '*' rows of all groups, '#' what the counts that are
- *              read add up to
+ *   [TE]       elements: the product of dims and digits, '*' rows of all groups, '#' what the counts that
+ *              are read add up to
  * Source: kernels/ref.h, which says what is computed. */
 #ifndef MOE_KERNEL_SHAPES_H
 #define MOE_KERNEL_SHAPES_H

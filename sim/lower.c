@@ -515,9 +515,9 @@ static int find(const struct moe_scenario *sc, const char *what, const char *nam
         names[i] = *(const char *const *)((const char *)table + (size_t)i * size);
         if (!strcmp(names[i], name)) return i;
     }
-    const char *nearest = moe_nearest(name, names, n);
-    return moe_fail(MOE_EINPUT, "%s: unknown %s '%s'%s%s", sc->name, what, name,
-                    nearest ? ", did you mean " : "; known: ", nearest ? nearest : names[0]);
+    char hint[MOE_HINT];
+    return moe_fail(MOE_EINPUT, "%s: unknown %s '%s'%s", sc->name, what, name,
+                    moe_hint(name, names, n, hint));
 }
 
 static int find_rule(const struct moe_scenario *sc)

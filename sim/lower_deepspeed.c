@@ -1,17 +1,22 @@
 /* lower_deepspeed.c - the capacity rule `deepspeed`: that of DeepSpeed's gates, deepspeed/moe/sharded_moe.py.
  *
- * S local tokens, E experts, K choices:
- *   drop_tokens: true    C = max(ceil((S / E) * (factor * K)), min_capacity), the product in float32, from
- * the rank's own tokens; ranks do not agree on it, unequal S give unequal C drop_tokens: false   C = the
- * largest count of an expert, over the expert-parallel group (agree: true) or of the rank alone (agree:
- * false: the gate has no group, as under init_inference); then min(C, S) with clamp: true, which makes it the
- * rank's own again. The default clamps for K = 1 alone, as the source has done since 2024-04 Who stays: K = 1
- * tokens drawn at random (random_tokens, by a seed), else the first; K = 2 all first choices before all
- * second ones; K > 2 the most probable or the first tokens (drop: probs, position). Gates: K = 1 as they are,
- * else normalised over the experts that are left. K = 1 stops with fewer tokens than min_capacity. Not
- * expressed: noise on logits (RSample, Gumbel second choice), used_token masks, rounding C up to a multiple
- * of the tensor-parallel size (there is none here), l_aux. With K = 1 random tokens are uniform, but not
- * those of torch's generator. Source: founding_cases.md A.1; vectors in tests/unit/test_capacity.c. */
+ * S local tokens, E experts, K choices. With drop_tokens: true
+ *   C = max(ceil((S / E) * (factor * K)), min_capacity), the product in float32, from the rank's own
+ *   tokens: ranks do not agree on it, unequal S give unequal C.
+ * With drop_tokens: false
+ *   C = the largest count of an expert, over the expert-parallel group (agree: true) or of the rank alone
+ *   (agree: false: the gate has no group, as under init_inference); then min(C, S) with clamp: true, which
+ *   makes it the rank's own again. The default clamps for K = 1 alone, as the source does.
+ *
+ * Who stays: of K = 1 tokens drawn at random (random_tokens, by a seed), else the first; of K = 2 all first
+ * choices before all second ones; of K > 2 the most probable or the first (drop: probs, position), at most S
+ * of them where C is above S, as since #8155 (releases before it stop there: their topk is asked for more
+ * than there are). Gates: of K = 1 as they are, else normalised over the experts that are left. K = 1 stops
+ * with fewer tokens than min_capacity.
+ *
+ * Not expressed: noise on logits (RSample, Gumbel second choice), used_token masks, C rounded up to a
+ * multiple of the tensor-parallel size (there is none here), l_aux. Random tokens are uniform, but not those
+ * of torch's generator. Source: founding_cases.md A.1; vectors in tests/unit/test_capacity.c. */
 #include "sim/lower.h"
 
 static int order_of(const struct moe_capacity *capacity, int top_k)

@@ -1,15 +1,17 @@
 /* lower_tutel.c - the capacity rule `tutel`: that of Tutel's gate, tutel/impls/fast_dispatch.py.
  *
  * S local tokens, or with unequal_tokens: true the most of any rank of the expert-parallel group; E experts,
- * K choices; spe = ceil(S / E): factor > 0   C = K * int(factor * spe), the product in double, its fraction
- * cut off; 0 is possible factor = 0   C = the largest count of an expert over the group: nothing is dropped
+ * K choices; spe = ceil(S / E):
+ *   factor > 0   C = K * int(factor * spe), the product in double, its fraction cut off; 0 is possible
+ *   factor = 0   C = the largest count of an expert over the group: nothing is dropped
  *   factor < 0   C = the smaller of both, with -factor
  * then up to a multiple of `align` (the framework's sharded_count x overlap degree; above 256 itself rounded
- * up to a multiple of 128). With factor > 0 or < 0 ranks of unequal tokens differ unless unequal_tokens is
- * true. Who stays: all first choices before all second ones, in order of tokens. Gates: K = 1 as they are,
- * else normalised over all choices, before any is dropped (normalize_gate). Not expressed: batch-prioritised
- * routing, a factor per step, megablocks, experts shared by ranks. Source: founding_cases.md A.2; vectors in
- * tests/unit/test_capacity.c. */
+ * up to a multiple of 128). With a factor that is not 0, ranks of unequal tokens differ unless unequal_tokens
+ * is true. Who stays: all first choices before all second ones, in order of tokens. Gates: of K = 1 as they
+ * are, else normalised over all choices, before any is dropped (normalize_gate).
+ *
+ * Not expressed: batch-prioritised routing, a factor per step, megablocks, experts shared by ranks. Source:
+ * founding_cases.md A.2; vectors in tests/unit/test_capacity.c. */
 #include "sim/lower.h"
 
 void moe_limit_tutel(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity)

@@ -78,24 +78,13 @@ static const struct moe_key model_keys[] = {
 #define GROUP NUMBER(group_tokens, 0, 1 << 24)
 static const struct moe_key dropless_keys[] = {RULE};
 static const struct moe_key megatron_keys[] = {RULE, FACTOR(1e-6), DROP, YES_OR_NO(pad), GROUP};
-/* The last two for top_k 1. */
-static const struct moe_key deepspeed_keys[] = {RULE,
-                                                FACTOR(1e-6),
-                                                NUMBER(min_capacity, 0, 1 << 24),
-                                                YES_OR_NO(drop_tokens),
-                                                YES_OR_NO(agree),
-                                                YES_OR_NO(clamp),
-                                                GROUP,
-                                                YES_OR_NO(random_tokens),
-                                                NUMBER(seed, 0, 1e15)};
-static const struct moe_key deepspeed_many_keys[] = {RULE,
-                                                     FACTOR(1e-6),
-                                                     NUMBER(min_capacity, 0, 1 << 24),
-                                                     YES_OR_NO(drop_tokens),
-                                                     YES_OR_NO(agree),
-                                                     YES_OR_NO(clamp),
-                                                     GROUP,
-                                                     DROP};
+#define DEEPSPEED                                                                                            \
+    RULE, FACTOR(1e-6), NUMBER(min_capacity, 0, 1 << 24), YES_OR_NO(drop_tokens), YES_OR_NO(agree),          \
+        YES_OR_NO(clamp), GROUP
+static const struct moe_key deepspeed_keys[] = {DEEPSPEED};
+static const struct moe_key deepspeed_one_keys[] = {DEEPSPEED, YES_OR_NO(random_tokens),
+                                                    NUMBER(seed, 0, 1e15)};
+static const struct moe_key deepspeed_many_keys[] = {DEEPSPEED, DROP};
 static const struct moe_key tutel_keys[] = {RULE, FACTOR(-1e6), YES_OR_NO(unequal_tokens),
                                             NUMBER(align, 1, 1 << 24), GROUP};
 static const struct moe_key layout_keys[] = {
@@ -221,8 +210,7 @@ static int read_capacity(const struct moe_yaml *node, struct draft *d)
     if (!strcmp(name, "tutel")) return READ(tutel_keys);
     if (!strcmp(name, "dropless")) return READ(dropless_keys);
     if (!strcmp(name, "deepspeed"))
-        return K > 2 ? READ(deepspeed_many_keys)
-                     : moe_yaml_read(node, deepspeed_keys, COUNT(deepspeed_keys) - (K == 1 ? 0 : 2), d);
+        return K > 2 ? READ(deepspeed_many_keys) : K == 1 ? READ(deepspeed_one_keys) : READ(deepspeed_keys);
     if (!rule || rule->kind != MOE_YAML_SCALAR) return READ(megatron_keys); /* it says what is missing */
 #undef READ
     moe_copy_name(d->sc.capacity.rule, name);
@@ -243,30 +231,33 @@ static int expect_list(const struct moe_yaml *node, int64_t n, const char *of)
 }
 
 /* Rows of a rank for every expert: each token has top_k different experts. */
-static int read_rank_counts(const struct moe_yaml *node, int64_t tokens, int64_t top_k, int32_t *out)
+static int read_rank_counts(const struct moe_yaml *node, int layer, int rank, const struct moe_scenario *sc,
+                            int32_t *out)
 {
-    int64_t sum = 0;
+    int64_t sum = 0, tokens = sc->tokens[rank], top_k = sc->top_k;
     for (int e = 0; e < node->n; e++) {
         const struct moe_yaml *value = &node->item[e];
         char *end = NULL;
         long long count = value->kind == MOE_YAML_SCALAR ? strtoll(value->text, &end, 10) : -1;
         if (!end || end == value->text || *end || count < 0 || count > tokens)
             return moe_fail(MOE_EINPUT,
-                            "%s:%d: counts: expected a whole number from 0 to %lld, the rank's tokens",
-                            value->file, value->line, (long long)tokens);
+                            "%s:%d: counts: layer %d, rank %d, expert %d: expected a whole number from 0 to "
+                            "%lld, the rank's tokens",
+                            value->file, value->line, layer, rank, e, (long long)tokens);
         out[e] = (int32_t)count;
         sum += count;
     }
     if (sum == tokens * top_k) return MOE_OK;
-    return moe_fail(MOE_EINPUT, "%s:%d: counts: their sum is %lld, expected %lld tokens x top_k %lld",
-                    node->file, node->line, (long long)sum, (long long)tokens, (long long)top_k);
+    return moe_fail(MOE_EINPUT,
+                    "%s:%d: counts: layer %d, rank %d: their sum is %lld, expected %lld tokens x top_k %lld",
+                    node->file, node->line, layer, rank, (long long)sum, (long long)tokens, (long long)top_k);
 }
 
 /* counts[layer][rank][expert] */
 static int read_counts(const struct moe_yaml *node, struct moe_scenario *sc)
 {
     int64_t layers = sc->layers * sc->micro_batches;
-    MOE_TRY(expect_list(node, layers, "layer"));
+    MOE_TRY(expect_list(node, layers, sc->micro_batches > 1 ? "layer of each micro-batch" : "layer"));
     for (int l = 0; l < node->n; l++) {
         MOE_TRY(expect_list(&node->item[l], sc->ranks, "rank"));
         for (int r = 0; r < node->item[l].n; r++)
@@ -276,7 +267,7 @@ static int read_counts(const struct moe_yaml *node, struct moe_scenario *sc)
     int32_t *out = sc->counts;
     for (int l = 0; l < node->n; l++)
         for (int r = 0; r < node->item[l].n; r++, out += sc->experts)
-            MOE_TRY(read_rank_counts(&node->item[l].item[r], sc->tokens[r], sc->top_k, out));
+            MOE_TRY(read_rank_counts(&node->item[l].item[r], l, r, sc, out));
     return MOE_OK;
 }
 

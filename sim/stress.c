@@ -95,13 +95,14 @@ static bool make(struct moe_scenario *sc, int64_t most, int pattern, const struc
 struct stress {
     struct moe_scenario sc;
     uint32_t classes; /* seen */
+    uint32_t always;  /* of the scenario's own size with evenly spread rows */
     int n_tried;
     void (*found)(void *ctx, const struct moe_stressed *s);
     void *ctx;
 };
 
-/* *classes: bits of those with an error. Verdicts of a new class are handed on, unless quiet. */
-static int try_one(struct stress *st, const char *routing, const char *tokens, bool quiet, uint32_t *classes)
+/* *classes: bits of those with an error. Verdicts of a new class are handed on, if asked. */
+static int try_one(struct stress *st, const char *routing, const char *tokens, bool tell, uint32_t *classes)
 {
     struct moe_schedule *s = NULL;
     struct moe_verdicts v;
@@ -111,7 +112,7 @@ static int try_one(struct stress *st, const char *routing, const char *tokens, b
     moe_check(s, r, &v);
     for (int i = 0; i < v.n; i++)
         if (v.item[i].severity == MOE_SEVERITY_ERROR) *classes |= 1u << v.item[i].check_class;
-    if (*classes & ~st->classes && !quiet) {
+    if (*classes & ~st->classes && tell) {
         st->found(st->ctx, &(struct moe_stressed){routing, tokens, &st->sc, &v});
         st->classes |= *classes;
     }
@@ -122,19 +123,20 @@ static int try_one(struct stress *st, const char *routing, const char *tokens, b
     return MOE_OK;
 }
 
-/* own: the size is that of the scenario. */
-static int try_size(struct stress *st, int64_t most, bool own)
+static int try_size(struct stress *st, int64_t most)
 {
+    uint32_t plain = 0, classes;
+    if (make(&st->sc, most, EQUAL, &routings[0]))
+        MOE_TRY(try_one(st, routings[0].text, token_text[EQUAL], false, &plain));
+    if (plain & ~st->always) return MOE_OK; /* the size alone is too small for it */
     for (int pattern = 0; pattern < TOKEN_PATTERNS; pattern++)
         for (int i = 0; i < N_ROUTINGS; i++) {
-            bool plain = pattern == EQUAL && i == 0;
-            uint32_t classes;
+            if (pattern == EQUAL && i == 0 && !plain) continue; /* as above */
             /* One rank has no last; of one token one less is none, and one alone is equal. */
             if (pattern && st->sc.ranks == st->sc.pipeline_parallel) continue;
             if (pattern == ONE_ALONE && most <= 2) continue;
             if (!make(&st->sc, most, pattern, &routings[i])) continue;
-            MOE_TRY(try_one(st, routings[i].text, token_text[pattern], plain && !own, &classes));
-            if (plain && !own && classes) return MOE_OK;
+            MOE_TRY(try_one(st, routings[i].text, token_text[pattern], true, &classes));
         }
     return MOE_OK;
 }
@@ -150,8 +152,10 @@ int moe_stress(const struct moe_scenario *sc, void (*found)(void *ctx, const str
         moe_alloc((size_t)(sc->layers * sc->micro_batches * sc->ranks * sc->experts), sizeof *st.sc.counts);
     for (int r = 0; r < sc->ranks; r++)
         if (sc->tokens[r] > most) most = sc->tokens[r];
+    if (make(&st.sc, most, EQUAL, &routings[0]))
+        err = try_one(&st, routings[0].text, token_text[EQUAL], false, &st.always);
     for (int64_t at = 1; at <= most && err >= 0;) {
-        err = try_size(&st, at, at == most);
+        err = try_size(&st, at);
         int64_t next = at + (at < 4 ? 1 : at / 2);
         at = at < most && next > most ? most : next;
     }

@@ -4,9 +4,9 @@
  * Every layer gets the same. Routings: each expert as many rows as the others; all to the first experts; all
  * to the experts of one rank; none to the first expert; none to the experts of the first rank; every other
  * rank to a few experts. Tokens of a rank: 1, 2, 3, 4, 6, 9, ... up to those of the scenario; as many on all
- * ranks, one less on the last, or one alone on it (a short last batch). Sizes below the scenario's own that
- * break with evenly spread rows are left out: they are too small for it, not adverse. Ties are not tried:
- * counts do not tell them. Cost: that of a check for each of up to 18 of them and size. */
+ * ranks, one less on the last, or one alone on it (a short last batch). Sizes at which evenly
+ * spread rows break what they do not at the scenario's own are left out: too small for it, not adverse. Ties
+ * are not tried: counts do not tell them. Cost: that of a check for each of up to 18 of them and size. */
 #ifndef MOE_STRESS_H
 #define MOE_STRESS_H
 

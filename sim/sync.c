@@ -48,8 +48,8 @@ static int read_factor(const struct moe_yaml *node, struct moe_factor *out)
         return MOE_OK;
     }
     char hint[MOE_HINT];
-    return moe_fail(MOE_EINPUT, "%s:%d: expected a whole number from 1, or a name, not '%s'%s", node->file,
-                    node->line, text, moe_hint(text, names, N, hint));
+    return moe_fail(MOE_EINPUT, "%s:%d: expected a whole number from 1 to 2^30, or a name, not '%s'%s",
+                    node->file, node->line, text, moe_hint(text, names, N, hint));
 }
 
 static int read_factors(const struct moe_yaml *node, int *n, struct moe_factor *out)

@@ -2,15 +2,34 @@
 #include "sim/stress.h"
 
 #include "sim/cli/cli.h"
+#include "sim/yaml.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Is the line, at the top of the mapping, one of the keys that are replaced? */
-static bool is_replaced(const char *line)
+/* A value that reads as it was read, on one line. */
+static void write_value(const struct moe_yaml *node, FILE *f)
 {
-    return !strncmp(line, "tokens_per_rank:", 16) || !strncmp(line, "routing:", 8);
+    if (node->kind == MOE_YAML_SCALAR) {
+        bool plain =
+            *node->text && node->text[strspn(node->text, "abcdefghijklmnopqrstuvwxyz"
+                                                         "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.+-")] == 0;
+        json_t *text = moe_json_text(node->text);
+        char *quoted = json_dumps(text, JSON_ENCODE_ANY);
+        fputs(plain ? node->text : quoted, f);
+        free(quoted);
+        json_decref(text);
+        return;
+    }
+    bool map = node->kind == MOE_YAML_MAP;
+    fputc(map ? '{' : '[', f);
+    for (int i = 0; i < node->n; i++) {
+        fprintf(f, "%s", i ? ", " : "");
+        if (map) fprintf(f, "%s: ", node->key[i]);
+        write_value(&node->item[i], f);
+    }
+    fputc(map ? '}' : ']', f);
 }
 
 static void write_counts(const struct moe_scenario *sc, FILE *f)
@@ -27,17 +46,19 @@ static void write_counts(const struct moe_scenario *sc, FILE *f)
     }
 }
 
-/* The text that was given, but for what is replaced: a key and the indented lines behind it. */
+/* What was given, but for tokens and routing. */
 static void write_scenario(const struct moe_scenario *sc, FILE *f)
 {
-    bool skips = false;
-    for (const char *line = sc->text; *line;) {
-        size_t n = strcspn(line, "\n");
-        n += line[n] == '\n';
-        if (*line != ' ' && *line != '\n' && *line != '-') skips = is_replaced(line);
-        if (!skips) fwrite(line, 1, n, f);
-        line += n;
+    struct moe_yaml *root = NULL;
+    if (moe_yaml_parse(sc->name, sc->text, strlen(sc->text), &root) < 0) /* it was read before */
+        moe_bug(__FILE__, __LINE__, moe_error());
+    for (int i = 0; i < root->n; i++) {
+        if (!strcmp(root->key[i], "tokens_per_rank") || !strcmp(root->key[i], "routing")) continue;
+        fprintf(f, "%s: ", root->key[i]);
+        write_value(&root->item[i], f);
+        fputc('\n', f);
     }
+    moe_yaml_free(root);
     fprintf(f, "tokens_per_rank: [");
     for (int64_t r = 0; r < sc->ranks; r++) fprintf(f, "%s%lld", r ? ", " : "", (long long)sc->tokens[r]);
     fprintf(f, "]\n");
@@ -91,7 +112,9 @@ int moe_check_stress(const struct moe_args *args)
     if (moe_input_is_trace(args->input) || args->routing || args->step >= 0)
         MOE_TRY_GOTO(moe_fail(MOE_EUSAGE, "--stress: expected a scenario, whose routing it replaces"));
     MOE_TRY_GOTO(moe_scenario_load(args->input, &sc));
-    MOE_TRY_GOTO(moe_stress(sc, print_found, &p, &n_tried));
+    err = moe_stress(sc, print_found, &p, &n_tried);
+    if (err < 0) err = moe_fail(err, "--stress says routings by counts: %s", moe_error());
+    if (err < 0) goto done;
     if (args->json) {
         moe_print_json(
             json_pack("{s:s, s:i, s:O}", "schema", "moesim.stress/1", "tried", n_tried, "found", p.items));

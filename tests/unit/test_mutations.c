@@ -1,12 +1,12 @@
 /* test_mutations - single random changes of what one rank issues: check tells each that changes the result.
  *
  * Drawn uniformly over ranks, operations and the members that an operation of its kind computes with (a
- * kernel has no communicator, SORT no factor). A change that cannot matter is not expected to be told: same
- * value   the expression evaluates as before on the rank, from what is known at the start of a step same slot
- * the shift of a buffer with one slot in order     another stream, or one wait less, when all operations on
- * one slot of which one writes are still in order: the closure of host order, streams and waits, computed
- * here pair by pair no reader    N of LIMIT (but at random) and K of TOPK_BWD, that no kernel looks at
- * (kernels/ref.h) */
+ * kernel has no communicator, SORT no factor). A change that cannot matter is not expected to be told:
+ *   same value   the expression evaluates as before on the rank, from what is known at the start of a step
+ *   same slot    the shift of a buffer with one slot
+ *   in order     another stream, or one wait less, when all operations on one slot of which one writes are
+ *                still in order: the closure of host order, streams and waits, computed here pair by pair
+ *   no reader    N of LIMIT (but at random) and K of TOPK_BWD, that no kernel looks at (kernels/ref.h) */
 #include "sim/check.h"
 #include "tests/fixture.h"
 #include "tests/mutation.h"
