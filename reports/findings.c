@@ -1,7 +1,7 @@
 /* findings.c - see summary.h: from numbers to words. */
 #include "reports/summary.h"
 
-#include "sim/calibrate.h"
+#include "sim/cost/calibrate.h"
 
 #include <math.h>
 

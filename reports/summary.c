@@ -4,8 +4,8 @@
  * learn each operation's pass and the group of each collective. */
 #include "reports/summary.h"
 
-#include "sim/calibrate.h"
-#include "sim/lower.h"
+#include "sim/cost/calibrate.h"
+#include "sim/lower/lower.h"
 
 #include <errno.h>
 #include <math.h>

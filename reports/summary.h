@@ -53,7 +53,7 @@ struct moe_phases {
     int n, cap;
     struct moe_phase *items; /* items[0] is the step; then the longest, measured or predicted, first */
     bool fitted;             /* to these very steps: then it is no prediction */
-    int n_counted;           /* phases, as moe_phase_counts says (sim/calibrate.h) */
+    int n_counted;           /* phases, as moe_phase_counts says (sim/cost/calibrate.h) */
     int worst;               /* of these: the furthest off */
     double median_error_pct; /* over these, of magnitudes */
 };
@@ -80,7 +80,7 @@ int moe_summary_load_phases(const char *path, struct moe_summary *m);
 void moe_summary_free(struct moe_summary *m);
 
 /* Of the rows that the tokens of a step chose in a layer (-1: in all of them), the share that stays behind
- * when each rank keeps ceil(T * K / E * factor) of its own for each expert. Source: sim/lower_megatron.c. */
+ * when each rank keeps ceil(T * K / E * factor) of its own for each expert. Source: sim/lower/megatron.c. */
 double moe_dropped_share(const struct moe_routing *r, int layer, double factor);
 
 /* What the numbers say, in plain words, one sentence or two a line. */

@@ -2,7 +2,7 @@
  * records. */
 #include "runtime/checkpoint.h"
 #include "runtime/record.h"
-#include "sim/lower.h"
+#include "sim/lower/lower.h"
 
 #include <errno.h>
 #include <getopt.h>

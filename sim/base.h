@@ -52,7 +52,8 @@ int moe_exit_code(int err); /* the documented exit code of an enum moe_err */
 
 _Noreturn void moe_bug(const char *file, int line, const char *what);
 #define moe_assert(cond)                                                                                     \
-    ((cond) ? (void)0 : moe_bug(__FILE__, __LINE__, #cond)) /* also in release builds                        \
+    ((cond) ? (void)0                                                                                        \
+            : moe_bug(__FILE__, __LINE__, #cond)) /* also in release builds                        \
                                                              */
 
 /* Zeroed memory for n items of `size` bytes; never NULL (n = 0 gives a valid pointer); exits when there is

@@ -36,7 +36,7 @@
 #ifndef MOE_SCENARIO_H
 #define MOE_SCENARIO_H
 
-#include "sim/sync.h"
+#include "sim/lower/sync.h"
 
 enum { MOE_VOCAB = 256 }; /* the model reads and predicts bytes */
 

@@ -1,7 +1,7 @@
 /* simulate_cost.c - see simulate_cost.h. */
 #include "sim/simulate_cost.h"
 
-#include "sim/transport.h"
+#include "sim/cost/transport.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #ifndef MOE_SIMULATE_COST_H
 #define MOE_SIMULATE_COST_H
 
-#include "sim/collective.h"
+#include "sim/cost/collective.h"
 #include "sim/schedule.h"
 #include "sim/values.h"
 

@@ -1,7 +1,7 @@
 /* stress.c - see stress.h. */
 #include "sim/stress.h"
 
-#include "sim/lower.h"
+#include "sim/lower/lower.h"
 
 #include <stdlib.h>
 #include <string.h>

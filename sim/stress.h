@@ -10,7 +10,7 @@
 #ifndef MOE_STRESS_H
 #define MOE_STRESS_H
 
-#include "sim/check.h"
+#include "sim/check/check.h"
 #include "sim/scenario.h"
 
 struct moe_stressed {

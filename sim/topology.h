@@ -51,9 +51,9 @@
 #ifndef MOE_TOPOLOGY_H
 #define MOE_TOPOLOGY_H
 
-#include "sim/deepep_numbers.h"
-#include "sim/gemm.h"
-#include "sim/nccl.h"
+#include "sim/cost/deepep_numbers.h"
+#include "sim/cost/gemm.h"
+#include "sim/cost/nccl.h"
 
 #include <limits.h>
 

@@ -2,7 +2,7 @@
 #ifndef MOE_TEST_FIXTURE_H
 #define MOE_TEST_FIXTURE_H
 
-#include "sim/lower.h"
+#include "sim/lower/lower.h"
 #include "sim/routing.h"
 #include "sim/values.h"
 

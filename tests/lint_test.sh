@@ -9,7 +9,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 git init -q .
-mkdir -p sim/cli traces runtime kernels reports topologies tests/unit expected
+mkdir -p sim/cli sim/check sim/lower sim/cost traces runtime kernels reports topologies tests/unit expected
 cp "$here/../.clang-format" .
 cp "$here/lint.awk" "$here/layers.txt" tests/
 
@@ -24,8 +24,8 @@ include() { printf '#include %s\n' "$1"; }
 layers='(tests/layers.txt)'
 
 # Without a fault: what the rules must not mistake for one.
-plant sim/lower.c <<'END'
-#include "sim/lower.h"
+plant sim/lower/lower.c <<'END'
+#include "sim/lower/lower.h"
 
 static const struct moe_dispatcher table[] = {
     {"alltoall", moe_alltoall_dispatch},
@@ -35,7 +35,7 @@ END
 plant sim/schedule.h <<'END'
 #define MOE_COLLECTIVES(X) X(ALLTOALL, "alltoall")
 END
-plant sim/check.c <<'END'
+plant sim/check/check.c <<'END'
 #include "sim/schedule.h"
 
 /* Neither a toy, nor fork(), nor "alltoall" in a comment,
@@ -86,16 +86,16 @@ while read -r file header; do
     name=$(echo "$header" | tr -d '<>"')
     include "$header" | plant "$file" "1: may not include $name $layers"
 done <<'END'
-sim/check_more.c "sim/scenario.h"
-sim/gradient.c "sim/lower.h"
-sim/simulate.c "sim/builder.h"
-sim/simulate.h "sim/check.h"
-sim/network.c "sim/lower_alltoall.h"
+sim/check/more.c "sim/scenario.h"
+sim/check/gradient.c "sim/lower/lower.h"
+sim/simulate.c "sim/lower/builder.h"
+sim/simulate.h "sim/check/check.h"
+sim/network.c "sim/lower/alltoall.h"
 sim/values.c "sim/scenario.h"
-sim/schedule.c "sim/builder.h"
+sim/schedule.c "sim/lower/builder.h"
 sim/scenario.c "runtime/execute.h"
-sim/builder.c "kernels/ref.h"
-sim/lower_sync.c "sim/check.h"
+sim/lower/builder.c "kernels/ref.h"
+sim/lower/gradient_sync.c "sim/check/check.h"
 sim/base.c "sim/schedule.h"
 sim/topology.c <runtime/device.h>
 sim/yaml.c "base.h"
@@ -104,16 +104,16 @@ sim/cli/check.c "kernels/ref.h"
 reports/report.c "runtime/execute.h"
 traces/merge.c "sim/schedule.h"
 runtime/execute.c "sim/scenario.h"
-runtime/device_cpu.c "sim/lower.h"
+runtime/device_cpu.c "sim/lower/lower.h"
 kernels/ref.c "sim/base.h"
 sim/heap.c <sqlite3.h>
 sim/share.c <time.h>
 sim/routing.c <sys/time.h>
-sim/lower_spawn.c <spawn.h>
-sim/lower_wait.c <sys/wait.h>
-sim/lower_comm.c <mpi.h>
-sim/lower_cuda.c <cuda_runtime.h>
-sim/lower_nccl.c <nccl.h>
+sim/lower/spawn.c <spawn.h>
+sim/lower/wait.c <sys/wait.h>
+sim/lower/comm.c <mpi.h>
+sim/lower/cuda.c <cuda_runtime.h>
+sim/lower/nccl.c <nccl.h>
 traces/import.c <sqlite3.h>
 runtime/comm_self.c <mpi.h>
 runtime/main.c <yaml.h>
@@ -121,13 +121,13 @@ END
 include '<stdlib.h>' | plant sim/other.c '1: no layer (tests/layers.txt)'
 for call in time clock clock_gettime gettimeofday fork execv execvp execl execlp system popen sleep usleep \
     nanosleep getpid rand random srand srandom; do
-    echo "int x = $call();" | plant sim/lower_$call.c "1: may not call $call() $layers"
+    echo "int x = $call();" | plant sim/lower/$call.c "1: may not call $call() $layers"
 done
 echo 'int x = skip();' | plant tests/unit/test_skip.c "1: may not call skip() $layers"
 
 # Names of dispatchers.
 only='which only its lowering may know'
-echo 'const char *x = "in a toy";' | plant sim/check_string.c "1: names 'toy', $only"
+echo 'const char *x = "in a toy";' | plant sim/check/string.c "1: names 'toy', $only"
 echo 'enum { MOE_TOY };' | plant sim/network_enum.h "1: names 'toy', $only"
 echo 'const char *x = "alltoall";' | plant runtime/x.c "1: names 'alltoall', $only"
 
@@ -136,8 +136,8 @@ sort -o expected/faults expected/faults
 sort expected/found | diff expected/faults -
 
 # A table that lint cannot read would switch the last check off.
-echo 'int x;' > sim/lower.c
+echo 'int x;' > sim/lower/lower.c
 rm kernels/format.c
 "$here/lint.sh" "$folder" > expected/found && { echo "lint passed all other faults"; exit 1; }
-grep -x 'tests/layers.txt:1: no row {"name", ...} in sim/lower.c' expected/found
+grep -x 'tests/layers.txt:1: no row {"name", ...} in sim/lower/lower.c' expected/found
 echo "lint names all $(wc -l < expected/faults) planted faults"

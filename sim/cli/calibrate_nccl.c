@@ -246,7 +246,7 @@ static char *said_of_fit(const struct moe_args *args, const struct moe_nccl_fit 
     for (int i = 0; i < P; i++)
         if (!fit->told[i] && !fit->prior[i])
             fprintf(f, isinf(fit->spread[i]) ? "%s %s (%s tell it)" : "%s %s (%s)",
-                    n_untold++ ? "," : " Not told by these rows, so as sim/nccl.h has them:",
+                    n_untold++ ? "," : " Not told by these rows, so as sim/cost/nccl.h has them:",
                     moe_nccl_text[i], isinf(fit->spread[i]) ? moe_nccl_rows[i] : not_apart);
     if (n_untold) fputc('.', f);
     fclose(f);

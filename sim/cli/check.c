@@ -1,5 +1,5 @@
 /* check.c - moesim check: verdicts, or what was proven. */
-#include "sim/check.h"
+#include "sim/check/check.h"
 
 #include "sim/cli/cli.h"
 

@@ -5,7 +5,7 @@
 #ifndef MOE_CLI_H
 #define MOE_CLI_H
 
-#include "sim/lower.h"
+#include "sim/lower/lower.h"
 #include "sim/simulate.h"
 
 #include <jansson.h>

@@ -3,8 +3,8 @@
 #ifndef MOE_CLI_MEASURED_H
 #define MOE_CLI_MEASURED_H
 
-#include "sim/calibrate_nccl.h"
 #include "sim/cli/cli.h"
+#include "sim/cost/calibrate_nccl.h"
 #include "traces/measured.h"
 
 /* A row of a file, as it says it, and what it measures. */

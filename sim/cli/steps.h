@@ -2,8 +2,8 @@
 #ifndef MOE_CLI_STEPS_H
 #define MOE_CLI_STEPS_H
 
-#include "sim/calibrate.h"
 #include "sim/cli/cli.h"
+#include "sim/cost/calibrate.h"
 
 struct moe_capture {
     struct moe_input in;

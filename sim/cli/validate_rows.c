@@ -1,7 +1,7 @@
 /* validate_rows.c - moesim validate on measured rows: collectives, predicted as simulate does on an idle
  * machine, and measured. */
 #include "sim/cli/measured.h"
-#include "sim/collective.h"
+#include "sim/cost/collective.h"
 
 #include <math.h>
 #include <stdio.h>

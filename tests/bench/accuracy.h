@@ -1,8 +1,9 @@
 /* accuracy - how far predictions are from what others measured: parts of the program bench_accuracy.
  *
- * A part reads rows of a file, fits a model to some of them (sim/regress.h), predicts others, gives each of
- * those to accuracy_row, and asks for lines that sum them up. What is read is $MOESIM_DATA/measured/FILE; a
- * file that is not there ends the program with exit code 4, one that is wrong with 3 and its line. */
+ * A part reads rows of a file, fits a model to some of them (sim/cost/regress.h), predicts others, gives
+ * each of those to accuracy_row, and asks for lines that sum them up. What is read is
+ * $MOESIM_DATA/measured/FILE; a file that is not there ends the program with exit code 4, one that is wrong
+ * with 3 and its line. */
 #ifndef MOE_ACCURACY_H
 #define MOE_ACCURACY_H
 

@@ -1,4 +1,4 @@
-/* accuracy_compute.c - matrix products and experts (sim/gemm.h) against measured times of a GPU.
+/* accuracy_compute.c - matrix products and experts (sim/cost/gemm.h) against measured times of a GPU.
  *
  * Shapes are sorted by their sizes; the 1st, 3rd, ... are fitted, the others predicted. Intervals are
  * quantiles of what two halves of the fitted rows are off when each is predicted from the other, by band.
@@ -26,8 +26,8 @@
  * them slow ones (4 and 6 local experts); those that are fitted, 3 without any. */
 #include "tests/bench/accuracy.h"
 
-#include "sim/gemm.h"
-#include "sim/regress.h"
+#include "sim/cost/gemm.h"
+#include "sim/cost/regress.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* accuracy_nodes.c - NCCL's all-to-all over several nodes, as the simulator plans it (sim/collective.h): the
- * part in the nodes, then the part between them.
+/* accuracy_nodes.c - NCCL's all-to-all over several nodes, as the simulator plans it
+ * (sim/cost/collective.h): the part in the nodes, then the part between them.
  *
  * In the nodes a GPU has the numbers that calibrate found for its kind (topologies/). Fitted are those of the
  * network; what a file's rows cannot tell is the data sheet's. Both forms were chosen with all rows in view.
@@ -7,10 +7,10 @@
  * pplx: perplexityai/pplx-kernels' baseline. Every EP size moves the same padded buffer, 256 experts x tokens
  * x (7168 FP8 + 56 scales of 4 B). Fitted to EP 8 and 16: port, NIC, latency between nodes.
  *
- * tutel: A100, NCCL 2.10, no PXN (collisions in sim/collective.c). 4 all-to-alls of 65,536 tokens x top-2 x
- * 4,096 float32: assumed, the paper does not say the type. Fitted to 16 GPUs: the NIC. */
-#include "sim/collective.h"
-#include "sim/regress.h"
+ * tutel: A100, NCCL 2.10, no PXN (collisions in sim/cost/collective.c). 4 all-to-alls of 65,536 tokens x
+ * top-2 x 4,096 float32: assumed, the paper does not say the type. Fitted to 16 GPUs: the NIC. */
+#include "sim/cost/collective.h"
+#include "sim/cost/regress.h"
 #include "tests/bench/accuracy.h"
 
 #include <math.h>

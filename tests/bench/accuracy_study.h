@@ -5,10 +5,10 @@
 #ifndef MOE_ACCURACY_STUDY_H
 #define MOE_ACCURACY_STUDY_H
 
-#include "sim/deepep.h"
-#include "sim/lsa.h"
-#include "sim/onesided.h"
-#include "sim/regress.h"
+#include "sim/cost/deepep.h"
+#include "sim/cost/lsa.h"
+#include "sim/cost/onesided.h"
+#include "sim/cost/regress.h"
 #include "tests/bench/accuracy.h"
 
 enum { STUDY_MEMBERS = 8, STUDY_OPS = MOE_ONESIDED_OP_COUNT };

@@ -5,8 +5,8 @@
  * CPU time of check alone, memory is the peak with schedule and routing. Exits with 1 when what is right has
  * a verdict, or the fault has none of its rank, operation and layer. Usage: check_scale [RANKS LAYERS],
  * multiples of 16 and of 4. */
-#include "sim/check.h"
-#include "sim/lower.h"
+#include "sim/check/check.h"
+#include "sim/lower/lower.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * expert-parallel group on dgx_h100 nodes, every pair of ranks a different size, all flows at once. Beside it
  * one such all-to-all alone: as it is, and with the rates of all flows solved anew at every end.
  * Each line comes from a process of its own; times are user CPU time, memory is the peak. */
-#include "sim/lower.h"
+#include "sim/lower/lower.h"
 #include "sim/network.h"
 #include "sim/simulate.h"
 

@@ -15,7 +15,7 @@
  * Case K of a kind is a function of S and K: `--first K --mutations 1` repeats it alone and prints its YAML.
  * Exit code 5 with any false alarm, or any miss, that no rule below explains. */
 #include "tests/bench/soundness.h"
-#include "sim/check.h"
+#include "sim/check/check.h"
 #include "tests/fixture.h"
 #include "tests/mutation.h"
 

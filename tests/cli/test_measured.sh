@@ -68,7 +68,7 @@ measured b200_sxm > b200.csv
 expect 0 '^ll128_channel .* as before: not told without rings for which NCCL takes LL128$' \
     calibrate b200.csv --rows '*@2,4+allgather@8' --topology b200_sxm -o b200.yaml
 grep -q '  ll128_channel: 10 GB/s' b200.yaml && tr '\n' ' ' < b200.yaml | tr -s ' ' |
-    grep -q 'sim/nccl.h has them: ll128_channel (rings for which NCCL takes LL128 tell it)' ||
+    grep -q 'sim/cost/nccl.h has them: ll128_channel (rings for which NCCL takes LL128 tell it)' ||
     fail "$(tail -n 5 b200.yaml)"
 
 # What is not chosen does not matter, nor does what the base says of an earlier fit; outliers hardly do.

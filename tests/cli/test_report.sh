@@ -124,7 +124,7 @@ done
 [ "$(cd page && echo .??* *)" = "$files" ] || fail "other files: $(ls -A page)"
 
 # ---- other data, other findings; without results, one figure less ----
-expect 0 . capture pairs.yaml --data "$source_dir/sim/check.c" -o other.db --steps 2
+expect 0 . capture pairs.yaml --data "$source_dir/sim/check/check.c" -o other.db --steps 2
 expect 0 '^Routing: ' report other.db -o other
 grep -qxF "$(head -n 1 findings)" out && fail 'the same finding for other data'
 [ "$(wc -l < out)" -eq 2 ] && [ "$(grep -c '^<svg' other/index.html)" -eq 5 ] &&

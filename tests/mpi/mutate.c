@@ -4,7 +4,7 @@
  * watchdog (2 s) or the library gave up, or "wrong gradients: ..." when the step ended with other gradients
  * than the valid schedule's. Exit code 5 when check named rank 2 and the operation and the run went wrong in
  * one of these ways; 1 otherwise. */
-#include "sim/check.h"
+#include "sim/check/check.h"
 #include "tests/mpi/parity.h"
 
 #include <unistd.h>

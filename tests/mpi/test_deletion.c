@@ -1,6 +1,6 @@
 /* Deleting any one operation, on all ranks, changes the result of all three readers; and the toy dispatcher,
  * which no reader knows, is checked, timed and executed: it computes bit for bit what alltoall computes. */
-#include "sim/check.h"
+#include "sim/check/check.h"
 #include "sim/simulate.h"
 #include "tests/mpi/parity.h"
 

@@ -2,8 +2,8 @@
 #ifndef MOE_TEST_PLAN_H
 #define MOE_TEST_PLAN_H
 
+#include "sim/cost/number.h"
 #include "sim/network.h"
-#include "sim/number.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -3,7 +3,7 @@
 #define MOE_TEST_RIG_H
 
 #include "runtime/execute.h"
-#include "sim/builder.h"
+#include "sim/lower/builder.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Calibration: numbers are found again from steps that were simulated with them; times of clocks by hand. */
-#include "sim/calibrate.h"
+#include "sim/cost/calibrate.h"
 #include "tests/fixture.h"
 
 #include <math.h>

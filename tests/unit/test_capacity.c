@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "sim/check.h"
+#include "sim/check/check.h"
 #include "tests/fixture.h"
 
 /* Source: founding_cases.md A.0b, "Capacity test vectors"; the last is its ceil trap: T / E = 100, factor 1.1

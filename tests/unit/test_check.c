@@ -7,8 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "sim/check.h"
-#include "sim/lower.h"
+#include "sim/check/check.h"
+#include "sim/lower/lower.h"
 #include "tests/fixture.h"
 
 static const struct layout {

@@ -5,8 +5,8 @@
 
 #include <cmocka.h>
 
-#include "sim/check.h"
-#include "sim/lower.h"
+#include "sim/check/check.h"
+#include "sim/lower/lower.h"
 #include "tests/fixture.h"
 
 enum { N = 20 }; /* ranks, experts, tokens of a rank: one line of cache holds 8 sizes */

@@ -1,5 +1,5 @@
 /* Plans of collectives against their closed forms on idle machines, bounds of the links, and bytes. */
-#include "sim/collective.h"
+#include "sim/cost/collective.h"
 
 #include <math.h>
 #include <setjmp.h>

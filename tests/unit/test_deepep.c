@@ -1,5 +1,5 @@
 /* DeepEP: how routing spreads, plans beside closed forms, and cases solved by hand. */
-#include "sim/deepep.h"
+#include "sim/cost/deepep.h"
 #include "tests/unit/plan.h"
 
 #include <string.h>

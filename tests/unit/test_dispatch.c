@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "sim/check.h"
+#include "sim/check/check.h"
 #include "sim/simulate.h"
 #include "tests/fixture.h"
 

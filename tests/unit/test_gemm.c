@@ -1,5 +1,5 @@
 /* Products on a GPU of 4 SMs, each 1 TFLOP/s: times worked out by hand, and bounds on random ones. */
-#include "sim/gemm.h"
+#include "sim/cost/gemm.h"
 
 #include <math.h>
 #include <setjmp.h>

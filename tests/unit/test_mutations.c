@@ -7,7 +7,7 @@
  *   in order     another stream, or one wait less, when all operations on one slot of which one writes are
  *                still in order: the closure of host order, streams and waits, computed here pair by pair
  *   no reader    N of LIMIT (but at random) and K of TOPK_BWD, that no kernel looks at (kernels/ref.h) */
-#include "sim/check.h"
+#include "sim/check/check.h"
 #include "tests/fixture.h"
 #include "tests/mutation.h"
 

@@ -1,5 +1,5 @@
 /* NCCL's channels on one node: times by hand, and the fit that finds made-up numbers again. */
-#include "sim/calibrate_nccl.h"
+#include "sim/cost/calibrate_nccl.h"
 #include "sim/topology.h"
 
 #include <math.h>

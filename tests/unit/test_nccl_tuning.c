@@ -1,6 +1,6 @@
 /* NCCL's cost model: the constants against the published table, estimates and choices by hand. Derivations
  * are in the numbers: bytes per us of the wire, what the protocol leaves of it, then n / steps of n ranks. */
-#include "sim/nccl_tuning.h"
+#include "sim/cost/nccl_tuning.h"
 
 #include <jansson.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* Kernels of one NVLink domain: plans beside closed forms, and cases solved by hand. */
-#include "sim/lsa.h"
-#include "sim/onesided.h"
+#include "sim/cost/lsa.h"
+#include "sim/cost/onesided.h"
 #include "tests/unit/plan.h"
 
 /* 4 ranks, 2 of them for a token: 1.5 others. 1000 tokens are 500 rows to each rank, of 1000 bytes: 0.5 MB.

@@ -1,6 +1,6 @@
 /* Stages of a pipeline: right in every order, time that grows as the orders say, and what check says when
  * neighbours disagree. That they compute what one rank computes is shown by tests/mpi/test_parity.c. */
-#include "sim/check.h"
+#include "sim/check/check.h"
 #include "sim/simulate.h"
 #include "tests/fixture.h"
 

@@ -1,6 +1,6 @@
 /* test_record - what a capture of one rank leaves in its store, compared with the execution itself. */
 #include "runtime/record.h"
-#include "sim/lower.h"
+#include "sim/lower/lower.h"
 #include "traces/store.h"
 
 #include <math.h>

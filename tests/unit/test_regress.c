@@ -1,5 +1,5 @@
 /* Fits of a made-up machine: t = latency + steps * hop + max(bytes / link, bytes / copies). */
-#include "sim/regress.h"
+#include "sim/cost/regress.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* Steps solved by hand. The machine: launch 1 us, host sync 10 us; memory 4000 B/us, so a copy 2000 B/us; a
  * GPU's links 1000 B/us and 2 us; its NIC 100 B/us and 5 us. */
-#include "sim/builder.h"
+#include "sim/lower/builder.h"
 #include "sim/simulate.h"
 
 #include <math.h>

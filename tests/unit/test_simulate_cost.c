@@ -1,6 +1,6 @@
 /* Kernels by hand. The machine: memory 4000 B/us; float32 10^6 FLOP/us, float64 half and bfloat16
  * twice of it. */
-#include "sim/builder.h"
+#include "sim/lower/builder.h"
 #include "sim/simulate_cost.h"
 #include "sim/values.h"
 

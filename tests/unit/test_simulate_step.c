@@ -1,5 +1,5 @@
 /* A whole lowered step with skewed routing, on two nodes of four: what must hold whatever the numbers are. */
-#include "sim/lower.h"
+#include "sim/lower/lower.h"
 #include "sim/simulate.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* The order of the gradient sum as a user writes it: what is read, what wrong lists are told, and what check
  * says of orders that are right or wrong. */
-#include "sim/check.h"
+#include "sim/check/check.h"
 #include "sim/simulate.h"
 #include "tests/fixture.h"
 

@@ -8,9 +8,9 @@
  * A dispatch sends 4 rows from 0 to its rail 2, 1 from 1 to 3 and 1 from 2 to 0. Then 0 hands 1 what 0 and 2
  * have for it, 2 rows; 2 hands 3 what 0 has, 3 rows; 3 hands 2 what 1 has, 1 row. SMs of 0 copy 2 + 4 rows to
  * nodes and 2 + 2 to ranks. */
-#include "sim/transport.h"
+#include "sim/cost/transport.h"
 
-#include "sim/deepep.h"
+#include "sim/cost/deepep.h"
 #include "tests/unit/plan.h"
 
 #include <string.h>

@@ -1,0 +1,359 @@
+/* check.c - see check.h.
+ *
+ * Ranks advance in turn, each as far as it can; when all members of a group stand at a collective of the same
+ * communicator, the collective is compared and done. No progress while some rank is unfinished: a hang. */
+#include "sim/check/internal.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define X(name, text) text,
+const char *const moe_severity_text[] = {MOE_SEVERITIES(X)};
+#undef X
+
+static void free_verdict(struct moe_verdict *v)
+{
+    free(v->ranks);
+    free(v->layers);
+    free(v->text);
+}
+
+void moe_verdicts_free(struct moe_verdicts *v)
+{
+    for (int i = 0; i < v->n; i++) free_verdict(&v->item[i]);
+    free(v->item);
+    *v = (struct moe_verdicts){0};
+}
+
+/* Keeps the list ascending, each number once. */
+static void insert(int number, int *n, int **list)
+{
+    int i = *n;
+    while (i > 0 && (*list)[i - 1] > number) i--;
+    if (i > 0 && (*list)[i - 1] == number) return;
+    *list = realloc(*list, ((size_t)*n + 1) * sizeof **list);
+    moe_assert(*list);
+    memmove(*list + i + 1, *list + i, (size_t)(*n - i) * sizeof **list);
+    (*list)[i] = number;
+    ++*n;
+}
+
+/* "layer 3 update w1" is layer 3 and "update w1", whatever micro-batch is named before. */
+static int split_label(const char *label, const char **rest)
+{
+    int micro, layer = -1, used = 0;
+    if (sscanf(label, "micro-batch %d %n", &micro, &used) == 1) label += used;
+    used = 0;
+    *rest = sscanf(label, "layer %d %n", &layer, &used) == 1 && used ? label + used : label;
+    return *rest == label ? -1 : layer;
+}
+
+/* Do two texts say the same, whichever rank they name as an example? */
+static bool same_cause(const char *a, const char *b)
+{
+    const char *end_a = strstr(a, ", one of rank"), *end_b = strstr(b, ", one of rank");
+    size_t length = end_a ? (size_t)(end_a - a) : strlen(a);
+    return length == (end_b ? (size_t)(end_b - b) : strlen(b)) && !strncmp(a, b, length);
+}
+
+static void add_verdict(struct moe_checker *c, int check_class, enum moe_severity severity, int rank,
+                        const char *op, const char *format, va_list args)
+{
+    char text[512];
+    const char *name, *other;
+    vsnprintf(text, sizeof text, format, args);
+    int layer = split_label(op, &name);
+    struct moe_verdict *v = NULL;
+    for (int i = 0; i < c->out->n && !v; i++) {
+        split_label(c->out->item[i].op, &other);
+        if (c->out->item[i].check_class == check_class && !strcmp(other, name) &&
+            same_cause(c->out->item[i].text, text))
+            v = &c->out->item[i];
+    }
+    if (!v) {
+        c->out->item = moe_grow(c->out->item, &c->out->cap, c->out->n + 1, sizeof *c->out->item);
+        v = &c->out->item[c->out->n++];
+        *v = (struct moe_verdict){.check_class = check_class, .severity = severity, .text = strdup(text)};
+        snprintf(v->op, sizeof v->op, "%s", op);
+    }
+    insert(rank, &v->n_ranks, &v->ranks);
+    if (layer >= 0) insert(layer, &v->n_layers, &v->layers);
+}
+
+void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
+                       ...)
+{
+    va_list args;
+    va_start(args, format);
+    add_verdict(c, check_class, MOE_SEVERITY_ERROR, rank, op, format, args);
+    va_end(args);
+}
+
+void moe_check_possible(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
+                        ...)
+{
+    va_list args;
+    va_start(args, format);
+    add_verdict(c, check_class, MOE_SEVERITY_POSSIBLE, rank, op, format, args);
+    va_end(args);
+}
+
+/* ---- where a rank is ---- */
+
+static struct moe_here here_of(const struct moe_checker *c, int rank)
+{
+    const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
+    int instance = c->place[rank].instance, op = c->place[rank].op;
+    struct moe_here h = {0};
+    while (instance < role->n_instances && op >= role->blocks[role->itinerary[instance].block].n_ops) {
+        instance++;
+        op = 0;
+    }
+    if (instance == role->n_instances) return h;
+    h.block_id = role->itinerary[instance].block;
+    h.layer = role->itinerary[instance].layer;
+    h.block = &role->blocks[h.block_id];
+    h.op = &h.block->ops[op];
+    return h;
+}
+
+struct moe_label moe_check_label(const struct moe_here *h)
+{
+    struct moe_label label = {"the end of its step"};
+    if (h->op) moe_op_label(h->block, h->op, h->layer, label.text);
+    return label;
+}
+
+static void step_over(struct moe_checker *c, int rank)
+{
+    const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
+    struct moe_place *p = &c->place[rank];
+    while (p->op >= role->blocks[role->itinerary[p->instance].block].n_ops) { /* empty blocks */
+        p->instance++;
+        p->op = 0;
+    }
+    if (++p->op >= role->blocks[role->itinerary[p->instance].block].n_ops) {
+        p->instance++;
+        p->op = 0;
+    }
+    p->waiting = false;
+}
+
+/* ---- content: written or not ---- */
+
+static void check_reads(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    for (int i = 0; i < h->op->n_reads + h->op->n_writes; i++) {
+        bool write = i >= h->op->n_reads;
+        struct moe_ref ref = write ? h->op->writes[i - h->op->n_reads] : h->op->reads[i];
+        if ((write && !ref.accumulate) || c->written[moe_check_slot(c, rank, ref, h->layer)]) continue;
+        moe_check_verdict(c, 6, rank, moe_check_label(h).text, "%s %s, which nothing wrote before",
+                          write ? "adds to" : "reads", c->s->buffers[ref.buffer].name);
+    }
+}
+
+static void mark_writes(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    for (int i = 0; i < h->op->n_writes; i++)
+        c->written[moe_check_slot(c, rank, h->op->writes[i], h->layer)] = 1;
+}
+
+static bool sizes_known(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    const struct moe_op *op = h->op;
+    if (op->kind == MOE_COLLECTIVE) return moe_check_enter(c, rank, h);
+    for (int i = 0; i < op->n_dims && op->kind == MOE_KERNEL; i++)
+        if (moe_eval(c->s, c->host, op->dims[i], rank, h->layer, 0) == MOE_UNKNOWN) return false;
+    bool grouped = op->kind == MOE_KERNEL && moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
+    return !grouped || c->host.value(c->host.ctx, op->group, rank, h->layer, 0) != MOE_UNKNOWN;
+}
+
+/* The host needs the sizes to launch a kernel or to enter a collective. */
+static void check_known(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    if (sizes_known(c, rank, h)) return;
+    moe_check_verdict(
+        c, 2, rank, moe_check_label(h).text,
+        "the host does not know its sizes: no host sync has read the counts, or they say nothing of a peer");
+    c->stop = true;
+}
+
+/* Does the framework go on here? */
+static bool check_needs(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    if (h->op->kind != MOE_KERNEL || !h->op->needs) return true;
+    int64_t low = moe_eval(c->s, c->host, h->op->low, rank, h->layer, 0),
+            high = moe_eval(c->s, c->host, h->op->high, rank, h->layer, 0);
+    if (low <= high) return true;
+    moe_check_verdict(c, 8, rank, moe_check_label(h).text, "%s: %" PRId64 " is above %" PRId64, h->op->needs,
+                      low, high);
+    c->refused = true;
+    return false;
+}
+
+/* ---- the run ---- */
+
+/* Runs a rank up to its next collective. */
+static bool advance(struct moe_checker *c, int rank)
+{
+    bool moved = false;
+    while (!c->stop && !c->place[rank].waiting) {
+        struct moe_here h = here_of(c, rank);
+        if (!h.op) break;
+        moved = true;
+        check_reads(c, rank, &h);
+        check_known(c, rank, &h);
+        if (c->stop || !check_needs(c, rank, &h)) break;
+        if (h.op->kind == MOE_COLLECTIVE) {
+            c->place[rank].waiting = true;
+            break;
+        }
+        if (h.op->kind == MOE_HOST_SYNC) moe_values_host_sync(c->values, h.op, rank, h.layer);
+        if (h.op->kind == MOE_KERNEL && moe_check_shapes(c, rank, &h)) {
+            moe_values_kernel(c->values, h.op, rank, h.layer);
+            moe_check_kernel(c, rank, &h);
+        }
+        mark_writes(c, rank, &h);
+        step_over(c, rank);
+    }
+    return moved;
+}
+
+/* Is every member of the group at a collective of its communicator? */
+static bool complete(const struct moe_checker *c, int comm, int group)
+{
+    const struct moe_comm *m = &c->s->comms[comm];
+    for (int i = m->first[group]; i < m->first[group + 1]; i++)
+        if (!c->place[m->members[i]].waiting || here_of(c, m->members[i]).op->comm != comm) return false;
+    return true;
+}
+
+static void meet(struct moe_checker *c, int comm, int group)
+{
+    const struct moe_comm *m = &c->s->comms[comm];
+    const int *ranks = m->members + m->first[group];
+    int n = moe_group_size(m, group);
+    struct moe_here *h = moe_alloc((size_t)n, sizeof *h);
+    for (int i = 0; i < n; i++) h[i] = here_of(c, ranks[i]);
+    moe_check_collective(c, h, comm, group);
+    for (int i = 0; i < n && !c->stop; i++) {
+        mark_writes(c, ranks[i], &h[i]);
+        step_over(c, ranks[i]);
+    }
+    free(h);
+}
+
+static void report_hang(struct moe_checker *c)
+{
+    for (int r = 0; r < c->s->n_ranks; r++) {
+        struct moe_here h = here_of(c, r);
+        if (!c->place[r].waiting) continue;
+        const struct moe_comm *m = &c->s->comms[h.op->comm];
+        int group = m->group_of[r];
+        for (int i = m->first[group]; i < m->first[group + 1]; i++) {
+            struct moe_here other = here_of(c, m->members[i]);
+            if (other.op && c->place[m->members[i]].waiting && other.op->comm == h.op->comm) continue;
+            moe_check_verdict(c, 2, m->members[i], moe_check_label(&h).text,
+                              "never enters it on communicator %s, where rank %d waits: it waits at '%s'%s%s",
+                              m->name, r, moe_check_label(&other).text, other.op ? " on communicator " : "",
+                              other.op ? c->s->comms[other.op->comm].name : "");
+            return; /* the first one: the rest follows from it */
+        }
+    }
+}
+
+static void run(struct moe_checker *c)
+{
+    bool moved = true;
+    while (moved && !c->stop) {
+        moved = false;
+        for (int r = 0; r < c->s->n_ranks; r++) moved |= advance(c, r);
+        c->stop |= c->refused; /* when every rank has come as far */
+        for (int r = 0; r < c->s->n_ranks && !c->stop; r++) {
+            if (!c->place[r].waiting) continue;
+            int comm = here_of(c, r).op->comm, group = c->s->comms[comm].group_of[r];
+            /* The first member asks for its group. */
+            if (c->s->comms[comm].index_of[r] != 0 || !complete(c, comm, group)) continue;
+            meet(c, comm, group);
+            moved = true;
+        }
+    }
+    for (int r = 0; r < c->s->n_ranks && !c->stop; r++) {
+        if (!here_of(c, r).op) continue;
+        report_hang(c);
+        c->stop = true;
+    }
+}
+
+/* Where a collective cannot complete, whatever else was seen may follow from it. */
+static void keep_causes(struct moe_verdicts *v)
+{
+    int kept = 0;
+    for (int i = 0; i < v->n; i++) {
+        int class = v->item[i].check_class;
+        if (class <= 2 || class == 8 || class == 14) {
+            v->item[kept++] = v->item[i];
+            continue;
+        }
+        free_verdict(&v->item[i]);
+    }
+    v->n = kept;
+}
+
+void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct moe_verdicts *out)
+{
+    moe_assert(s->n_ranks == r->n_ranks && s->n_layers * s->n_micro == r->n_layers &&
+               s->n_experts == r->n_experts && s->top_k == r->top_k);
+    moe_assert(!memcmp(s->tokens, r->tokens, (size_t)s->n_ranks * sizeof *s->tokens));
+    *out = (struct moe_verdicts){0};
+    struct moe_checker c = {
+        .s = s, .out = out, .values = moe_values_new(s, r), .gradients = moe_gradients_new(s)};
+    c.device = moe_values_device(c.values);
+    c.host = moe_values_host(c.values);
+    c.place = moe_alloc((size_t)s->n_ranks, sizeof *c.place);
+    c.first_slot = moe_alloc((size_t)s->n_buffers, sizeof *c.first_slot);
+    for (int i = 0; i < s->n_buffers; i++) {
+        c.first_slot[i] = (int)c.n_slots;
+        c.n_slots += (size_t)s->buffers[i].slots;
+    }
+    c.written = moe_alloc((size_t)s->n_ranks * c.n_slots, 1);
+    c.times = moe_alloc((size_t)s->n_ranks * c.n_slots, 1);
+    c.agreed = moe_alloc((size_t)s->n_comms * (size_t)s->n_ranks, sizeof *c.agreed);
+    c.covered = moe_alloc((size_t)s->n_roles, sizeof *c.covered);
+    c.updates = moe_alloc((size_t)s->n_params, sizeof *c.updates);
+    for (int rank = 0; rank < s->n_ranks; rank++)
+        for (int i = 0; i < s->n_buffers; i++)
+            if (s->buffers[i].role == MOE_BUF_INPUT || s->buffers[i].role == MOE_BUF_PARAM ||
+                s->buffers[i].role == MOE_BUF_STATE)
+                memset(c.written + (size_t)rank * c.n_slots + c.first_slot[i], 1,
+                       (size_t)s->buffers[i].slots);
+    moe_check_shapes_open(&c);
+    run(&c);
+    for (int role = 0; role < s->n_roles && !c.stop; role++) {
+        moe_check_streams(&c, role);
+        moe_check_backward(&c, role);
+        moe_check_runs(&c, role);
+    }
+    for (int rank = 0; rank < s->n_ranks; rank++) moe_check_complete(&c, rank);
+    if (out->n == 0) moe_check_alike(&c); /* else it says once more what was said */
+    bool errors = out->n > 0;
+    for (int role = 0; role < s->n_roles && !errors; role++) moe_check_agreement(&c, role);
+    if (c.stop) keep_causes(out);
+    moe_check_shapes_close(&c);
+    moe_values_free(c.values);
+    moe_gradients_free(c.gradients);
+    for (int rank = 0; rank < s->n_ranks; rank++) {
+        free(c.place[rank].send.own);
+        free(c.place[rank].recv.own);
+    }
+    free(c.place);
+    free(c.first_slot);
+    free(c.written);
+    free(c.times);
+    free(c.agreed);
+    free(c.covered);
+    free(c.updates);
+}

@@ -1,0 +1,340 @@
+/* gradient_check.c - see internal.h. */
+#include "sim/check/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool moe_check_is_summed(const struct moe_checker *c, struct moe_ref ref)
+{
+    enum moe_buffer_role role = c->s->buffers[ref.buffer].role;
+    return role == MOE_BUF_GRAD || role == MOE_BUF_NORM;
+}
+
+static bool is_right(struct moe_gradient_fault f)
+{
+    return !f.missing && !f.extra && f.factor == 1;
+}
+
+static struct moe_gradient_fault judge(struct moe_checker *c, int rank, const struct moe_param *p, int slot)
+{
+    return moe_gradient_judge(c->gradients, c->device, p, slot, rank);
+}
+
+static void report(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
+                   struct moe_gradient_fault f)
+{
+    bool norm = p->buffer < 0;
+    struct moe_label at = moe_check_label(h);
+    char what[2 * MOE_NAME];
+    snprintf(what, sizeof what, "%s%s", norm ? "" : "the gradient of ", p->name);
+    if (f.missing)
+        moe_check_verdict(c, norm ? 5 : 4, rank, at.text, "%s lacks %d contributions, one of rank %d", what,
+                          f.missing, f.missing_rank);
+    if (f.extra)
+        moe_check_verdict(c, norm ? 5 : 4, rank, at.text,
+                          "%s holds %d contributions that are not its own, one of rank %d", what, f.extra,
+                          f.extra_rank);
+    if (f.factor != 1 && f.uneven)
+        moe_check_verdict(
+            c, norm ? 5 : 3, rank, at.text,
+            "contributions to %s are not what they should be, by several factors: %.6g times, one of rank %d",
+            what, f.factor, f.factor_rank);
+    else if (f.factor != 1 && f.divided_in)
+        moe_check_verdict(c, norm ? 5 : 3, rank, at.text,
+                          "%s is %.6g times what it should be: %s divided by %.6g", what, f.factor,
+                          f.divided_in->name, f.divisor);
+    else if (f.factor != 1)
+        moe_check_verdict(c, norm ? 5 : 3, rank, at.text, "%s is %.6g times what it should be", what,
+                          f.factor);
+    int clips = f.clips - p->clips;
+    if (clips != 0)
+        moe_check_verdict(c, 5, rank, at.text, "%s was clipped %d times too %s", what, abs(clips),
+                          clips > 0 ? "often" : "rarely");
+}
+
+static unsigned char *times(struct moe_checker *c, int rank, int buffer, int slot)
+{
+    return &c->times[(size_t)rank * c->n_slots + (size_t)(c->first_slot[buffer] + slot)];
+}
+
+static void count(unsigned char *n)
+{
+    if (*n < 255) ++*n;
+}
+
+/* How often an operation reads a slot. */
+static int n_reads(const struct moe_checker *c, const struct moe_here *h, int buffer, int slot)
+{
+    int n = 0;
+    for (int r = 0; r < h->op->n_reads; r++)
+        n += h->op->reads[r].buffer == buffer && moe_slot(c->s, h->op->reads[r], h->layer) == slot;
+    return n;
+}
+
+/* One rate for all, and for every layer and copy of a parameter one optimizer and decay. */
+static void compare_update(struct moe_checker *c, int rank, const struct moe_here *h, int param)
+{
+    const struct moe_op *op = h->op, *first = NULL;
+    if (op->kernel != MOE_K_SGD && op->kernel != MOE_K_ADAMW) return;
+    for (int i = 0; i < c->s->n_params && !first; i++) first = c->updates[i];
+    if (!c->updates[param]) c->updates[param] = op;
+    if (first && first->factor != op->factor)
+        moe_check_verdict(c, 16, rank, moe_check_label(h).text, "has a rate of %.6g, '%s' has %.6g",
+                          op->factor, first->name, first->factor);
+    first = c->updates[param];
+    if (first->kernel != op->kernel || first->decay != op->decay)
+        moe_check_verdict(c, 16, rank, moe_check_label(h).text,
+                          "is %s with a decay of %.6g, elsewhere %s with %.6g", moe_kernel_text[op->kernel],
+                          op->decay, moe_kernel_text[first->kernel], first->decay);
+}
+
+/* A parameter is updated from itself and from its own gradient, which is judged here. */
+static void update(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
+                   int slot)
+{
+    count(times(c, rank, p->buffer, slot));
+    if (n_reads(c, h, p->grad, slot) != 1 || n_reads(c, h, p->buffer, slot) != 1)
+        moe_check_verdict(c, 4, rank, moe_check_label(h).text, "does not read %s and its gradient", p->name);
+    compare_update(c, rank, h, (int)(p - c->s->params));
+    struct moe_gradient_fault f = judge(c, rank, p, slot);
+    report(c, rank, h, p, f);
+    if (!is_right(f))
+        *times(c, rank, p->grad, slot) =
+            !moe_is_copy(c->s, p->buffer, rank); /* the norm took what is reported here */
+}
+
+/* Of the ranks of its own stage, a norm covers those that split the parameter, or the rank alone where every
+ * rank holds all of it. */
+static bool norm_is_for(const struct moe_checker *c, int rank, int buffer, const struct moe_param *p)
+{
+    const struct moe_schedule *s = c->s;
+    int stage = s->roles[s->role_of[rank]].first_layer, i = 0;
+    while (i < s->n_params && (s->params[i].buffer >= 0 || s->params[i].grad != buffer)) i++;
+    if (i == s->n_params) return true;
+    const struct moe_comm *over = &s->comms[s->params[i].replicas],
+                          *split = p->shard < 0 ? NULL : &s->comms[p->shard];
+    int g = over->group_of[rank], n = 0;
+    for (int m = over->first[g]; m < over->first[g + 1]; m++) {
+        int member = over->members[m];
+        if (s->roles[s->role_of[member]].first_layer != stage) continue;
+        n++;
+        if (split ? split->group_of[member] != split->group_of[rank] : member != rank) return false;
+    }
+    return n == (split ? moe_group_size(split, split->group_of[rank]) : 1);
+}
+
+/* A norm takes a gradient that is right and not clipped yet; others do not count. */
+static void measure(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p)
+{
+    struct moe_ref from = h->op->reads[0];
+    if (from.buffer != p->grad || c->s->buffers[h->op->writes[0].buffer].role != MOE_BUF_NORM) return;
+    int slot = moe_slot(c->s, from, h->layer);
+    if (!norm_is_for(c, rank, h->op->writes[0].buffer, p)) {
+        moe_check_verdict(c, 5, rank, moe_check_label(h).text,
+                          "takes %s into %s, which is summed over other ranks "
+                          "than those that split it",
+                          c->s->buffers[p->grad].name, c->s->buffers[h->op->writes[0].buffer].name);
+        return;
+    }
+    struct moe_gradient_fault f = judge(c, rank, p, slot);
+    if (is_right(f) && f.clips == 0) count(times(c, rank, p->grad, slot));
+}
+
+/* Clipping reads every norm once, each judged where it is read first. */
+static void clip(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p)
+{
+    int n = n_reads(c, h, p->grad, 0);
+    if (n != 1)
+        moe_check_verdict(c, 5, rank, moe_check_label(h).text, "reads %s %d times, expected once", p->name,
+                          n);
+    unsigned char *seen = times(c, rank, p->grad, 0);
+    if (!*seen) report(c, rank, h, p, judge(c, rank, p, 0));
+    *seen = 1;
+    if (c->clip_limit == 0) c->clip_limit = h->op->factor;
+    if (c->clip_limit != h->op->factor)
+        moe_check_verdict(c, 5, rank, moe_check_label(h).text, "clips to a norm of %.6g, others to %.6g",
+                          h->op->factor, c->clip_limit);
+}
+
+static struct moe_cell cell_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
+{
+    return (struct moe_cell){ref.buffer, moe_slot(c->s, ref, layer), rank};
+}
+
+/* A factor: one that is not there is 1. */
+static double number(const struct moe_checker *c, const struct moe_here *h, int rank, int expr)
+{
+    return expr ? (double)moe_eval(c->s, c->device, expr, rank, h->layer, 0) : 1;
+}
+
+static void track_write(struct moe_checker *c, int rank, const struct moe_here *h, struct moe_ref ref)
+{
+    const struct moe_op *op = h->op;
+    struct moe_cell from = cell_of(c, rank, op->n_reads ? op->reads[0] : ref, h->layer),
+                    to = cell_of(c, rank, ref, h->layer);
+    switch (op->kernel) {
+    case MOE_K_SCALE:
+        moe_gradient_divide(c->gradients, from, to,
+                            number(c, h, rank, op->divisor) / number(c, h, rank, op->times), op);
+        return;
+    case MOE_K_CLIP: moe_gradient_clip(c->gradients, from, to); return;
+    case MOE_K_ZERO: moe_gradient_zero(c->gradients, to); return;
+    default: moe_gradient_contribute(c->gradients, to, h->block_id, op, ref.accumulate);
+    }
+}
+
+void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    const struct moe_op *op = h->op;
+    for (int i = 0; i < c->s->n_params; i++) {
+        const struct moe_param *p = &c->s->params[i];
+        for (int w = 0; w < op->n_writes && p->buffer >= 0; w++)
+            if (op->writes[w].buffer == p->buffer)
+                update(c, rank, h, p, moe_slot(c->s, op->writes[w], h->layer));
+        if (op->kernel == MOE_K_SQNORM && p->buffer >= 0) measure(c, rank, h, p);
+        if (op->kernel == MOE_K_CLIP && p->buffer < 0) clip(c, rank, h, p);
+    }
+    for (int i = 0; i < op->n_writes; i++)
+        if (moe_check_is_summed(c, op->writes[i])) track_write(c, rank, h, op->writes[i]);
+}
+
+/* Each member sums into its own; what another collective leaves in a gradient is no sum. */
+void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *ranks, int n)
+{
+    bool summed = false;
+    for (int i = 0; i < n; i++) summed |= moe_check_is_summed(c, h[i].op->writes[0]);
+    if (!summed) return;
+    struct moe_cell *from = moe_alloc((size_t)n, sizeof *from), *to = moe_alloc((size_t)n, sizeof *to);
+    for (int i = 0; i < n; i++) {
+        from[i] = cell_of(c, ranks[i], h[i].op->reads[0], h[i].layer);
+        to[i] = cell_of(c, ranks[i], h[i].op->writes[0], h[i].layer);
+        if (h[i].op->collective != MOE_ALLREDUCE) moe_gradient_zero(c->gradients, to[i]);
+    }
+    if (h[0].op->collective == MOE_ALLREDUCE) moe_gradient_sum(c->gradients, from, to, n);
+    free(from);
+    free(to);
+}
+
+static uint32_t served(const struct moe_role *role, int block, int id)
+{
+    uint32_t mask = 0;
+    for (int b = 0; b < role->n_blocks; b++)
+        for (int o = 0; o < role->blocks[b].n_ops; o++)
+            if (role->blocks[b].ops[o].of_block == block && role->blocks[b].ops[o].of_id == id)
+                mask |= role->blocks[b].ops[o].serves;
+    return mask;
+}
+
+/* Every differentiable read of a forward operation has its backward, and every backward its forward. Result:
+ * false when a verdict says otherwise. */
+static bool is_covered(struct moe_checker *c, int rank, struct moe_here *h)
+{
+    const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
+    const struct moe_op *op = h->op;
+    uint32_t lacks = op->needs_grad & ~served(role, h->block_id, op->id);
+    bool orphan = op->serves != 0, covered = true;
+    for (int i = 0; i < op->n_reads; i++)
+        if (lacks >> i & 1) {
+            moe_check_verdict(c, 4, rank, moe_check_label(h).text, "has no backward operation for %s",
+                              c->s->buffers[op->reads[i].buffer].name);
+            covered = false;
+        }
+    for (int f = 0; orphan && f < role->blocks[op->of_block].n_ops; f++)
+        orphan = role->blocks[op->of_block].ops[f].id != op->of_id;
+    if (orphan)
+        moe_check_verdict(c, 4, rank, moe_check_label(h).text,
+                          "is the backward of an operation that is not there");
+    return covered && !orphan;
+}
+
+/* Ranks of a role have the same verdicts: where there were none, there are none. */
+static void check_coverage(struct moe_checker *c, int rank)
+{
+    const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
+    bool *seen = &c->covered[c->s->role_of[rank]], covered = true;
+    for (int n = 0; n < role->n_instances && !*seen; n++) {
+        struct moe_here h = {.block_id = role->itinerary[n].block, .layer = role->itinerary[n].layer};
+        h.block = &role->blocks[h.block_id];
+        for (int o = 0; o < h.block->n_ops; o++) {
+            h.op = &h.block->ops[o];
+            covered &= is_covered(c, rank, &h);
+        }
+    }
+    *seen |= covered;
+}
+
+/* Slots that were not counted as often as expected, 0 or 1. */
+static void check_times(struct moe_checker *c, int rank, int check_class, const struct moe_param *p,
+                        int buffer, const char *what, int expected)
+{
+    for (int slot = 0; slot < c->s->buffers[buffer].slots; slot++) {
+        int n = *times(c, rank, buffer, slot);
+        if (n == expected || !moe_holds(c->s, buffer, slot, rank)) continue;
+        struct moe_label at;
+        if (c->s->buffers[buffer].slots > 1)
+            snprintf(at.text, sizeof at.text, "layer %d %s", slot, p->name);
+        else
+            snprintf(at.text, sizeof at.text, "%s", p->name);
+        moe_check_verdict(c, check_class, rank, at.text, "%s %d times in a step, expected %s", what, n,
+                          expected ? "once" : "only where tokens enter");
+    }
+}
+
+/* Every parameter was updated and is in the norm it is clipped by; every output was written. */
+static void check_results(struct moe_checker *c, int rank)
+{
+    for (int i = 0; i < c->s->n_params; i++) {
+        const struct moe_param *p = &c->s->params[i];
+        if (p->buffer < 0) continue;
+        check_times(c, rank, 4, p, p->buffer, "is updated", 1);
+        if (p->clips)
+            check_times(c, rank, 5, p, p->grad, "its right gradient is in the norm",
+                        !moe_is_copy(c->s, p->buffer, rank));
+    }
+    for (int i = 0; i < c->s->n_buffers; i++)
+        for (int slot = 0; slot < c->s->buffers[i].slots && c->s->buffers[i].role == MOE_BUF_OUTPUT; slot++)
+            if (moe_holds(c->s, i, slot, rank) &&
+                !c->written[(size_t)rank * c->n_slots + (size_t)(c->first_slot[i] + slot)])
+                moe_check_verdict(c, 6, rank, c->s->buffers[i].name, "is never written");
+}
+
+/* Does a block hold the backward of another? */
+static bool undoes(const struct moe_block *b, int forward)
+{
+    for (int o = 0; o < b->n_ops; o++)
+        if (b->ops[o].serves && b->ops[o].of_block == forward) return true;
+    return false;
+}
+
+/* Each run of a forward block has one of the block that undoes it, for the same layer and micro-batch. */
+void moe_check_runs(struct moe_checker *c, int role)
+{
+    const struct moe_role *y = &c->s->roles[role];
+    int span = (c->s->n_layers + 1) * c->s->n_micro, *runs = moe_alloc((size_t)span, sizeof *runs);
+    for (int back = 0; back < y->n_blocks; back++)
+        for (int forward = 0; forward < y->n_blocks; forward++) {
+            if (!undoes(&y->blocks[back], forward)) continue;
+            memset(runs, 0, (size_t)span * sizeof *runs);
+            for (int n = 0; n < y->n_instances; n++) {
+                struct moe_instance at = y->itinerary[n];
+                if (at.layer < span) runs[at.layer] += (at.block == forward) - (at.block == back);
+            }
+            for (int layer = 0; layer < span; layer++) {
+                struct moe_here h = {.block = &y->blocks[back], .op = y->blocks[back].ops, .layer = layer};
+                for (int r = 0; r < c->s->n_ranks && runs[layer]; r++)
+                    if (c->s->role_of[r] == role)
+                        moe_check_verdict(c, 4, r, moe_check_label(&h).text,
+                                          "%s runs %d times too %s for what its forward pass computed",
+                                          y->blocks[back].name, abs(runs[layer]),
+                                          runs[layer] > 0 ? "rarely" : "often");
+            }
+        }
+    free(runs);
+}
+
+void moe_check_complete(struct moe_checker *c, int rank)
+{
+    check_coverage(c, rank);
+    check_results(c, rank);
+}

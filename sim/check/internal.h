@@ -1,0 +1,116 @@
+/* check_internal - what the files of check share: check.c runs the ranks, collectives.c compares what
+ * they meet with, gradients.c follows gradients, norms and updates. */
+#ifndef MOE_CHECK_INTERNAL_H
+#define MOE_CHECK_INTERNAL_H
+
+#include "sim/check/check.h"
+#include "sim/check/gradient.h"
+#include "sim/kernel_shapes.h"
+#include "sim/values.h"
+
+struct moe_parts {         /* what a rank sends or receives in a collective, as its host knows it */
+    int n;                 /* one for each peer, or 1 */
+    int64_t total, factor; /* part i: factor * part[i] */
+    const int64_t *part;   /* NULL: all are `factor` */
+    const struct moe_symbol_row *row; /* whose values part are, when it had this id; NULL: part is `own` */
+    uint64_t id;
+    int cap;
+    int64_t *own;
+};
+
+struct moe_agreed { /* rows of a member, of which all pairs were seen to agree with those of the others */
+    uint64_t send, recv;
+};
+
+struct moe_place { /* where a rank stands */
+    int instance, op;
+    bool waiting; /* at a collective, which moves these: */
+    struct moe_parts send, recv;
+};
+
+struct moe_checker {
+    const struct moe_schedule *s;
+    struct moe_values *values;
+    struct moe_gradients *gradients;
+    struct moe_env device, host;
+    struct moe_verdicts *out;
+    struct moe_place *place; /* [R] */
+    int *first_slot;         /* [n_buffers] */
+    size_t n_slots;
+    unsigned char *written; /* [R, n_slots] */
+    /* [R, n_slots] of a parameter: how often it was updated; of a gradient: how often a norm took it when it
+     * was right. Stops at 255. */
+    unsigned char *times;
+    bool stop;         /* a collective cannot complete */
+    bool refused;      /* a rank stopped at what its framework refuses */
+    double clip_limit; /* of the first gradient that was clipped: all have one norm; 0: none was */
+    const struct moe_op **updates;   /* [n_params] that was seen first of any layer and rank */
+    struct moe_kernel_shape *shapes; /* [MOE_K_COUNT] */
+    bool *roomy;                     /* [n_buffers] filled by what moves data */
+    struct moe_agreed *agreed;       /* [n_comms, R] */
+    bool *covered;                   /* [n_roles] nothing lacks its backward */
+    int *first_block, *first_op;     /* [n_roles] into first_op; [all blocks] into proved */
+    unsigned char *proved;           /* [all operations] */
+};
+
+struct moe_here { /* the operation a rank stands at */
+    const struct moe_block *block;
+    const struct moe_op *op; /* NULL: the rank is done */
+    int block_id, layer;
+};
+
+/* The place in `written` and `times`. */
+static inline size_t moe_check_slot(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
+{
+    return (size_t)rank * c->n_slots + (size_t)(c->first_slot[ref.buffer] + moe_slot(c->s, ref, layer));
+}
+
+struct moe_label {
+    char text[2 * MOE_NAME];
+};
+struct moe_label moe_check_label(const struct moe_here *h);
+
+/* Adds a verdict, or the rank to the one that says the same of this operation. */
+void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
+                       ...) __attribute__((format(printf, 5, 6)));
+
+/* The same, of what this routing does not show. */
+void moe_check_possible(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
+                        ...) __attribute__((format(printf, 5, 6)));
+
+/* All members of a group stand at a collective of this communicator: h [group size]. Compares what they issue
+ * and moves the integers and the gradients; c->stop when it cannot complete. */
+void moe_check_collective(struct moe_checker *c, const struct moe_here *h, int comm, int group);
+/* Evaluates what a rank that comes to a collective sends and receives, into its place. Result: false when its
+ * host does not know it. */
+bool moe_check_enter(struct moe_checker *c, int rank, const struct moe_here *h);
+
+/* A kernel runs on a rank; a collective completes on ranks [n], where they stand at h [n]. */
+void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h);
+void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *ranks, int n);
+/* Groups of `rank` in two communicators: the same members? */
+bool moe_check_same_group(const struct moe_checker *c, int rank, int a, int b);
+bool moe_check_is_summed(const struct moe_checker *c, struct moe_ref ref); /* gradients and norms */
+
+/* A kernel of a rank against its row of kernel_shapes.c, before it runs. Result: false with a verdict, and
+ * then nothing follows from what it writes. */
+bool moe_check_shapes(struct moe_checker *c, int rank, const struct moe_here *h);
+void moe_check_shapes_open(struct moe_checker *c);
+void moe_check_shapes_close(struct moe_checker *c);
+/* Equal for expressions that have one value whatever the symbols hold; shift: of the layer, where symbols
+ * count. */
+uint64_t moe_check_sign(const struct moe_schedule *s, int expr, int shift);
+/* The streams of a role: what touches one buffer on two of them is in order; contributions are not lost. */
+void moe_check_streams(struct moe_checker *c, int role);
+void moe_check_runs(struct moe_checker *c, int role);
+/* Collectives of a role whose sizes nothing makes agree. */
+void moe_check_agreement(struct moe_checker *c, int role);
+/* Each backward operation of a role undoes the forward operation that it names. */
+void moe_check_backward(struct moe_checker *c, int role);
+/* Ranks compute the same function of their data. */
+void moe_check_alike(struct moe_checker *c);
+
+/* Every operation of a rank has its backward, and every parameter was updated and measured. */
+void moe_check_complete(struct moe_checker *c, int rank);
+
+#endif

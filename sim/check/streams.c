@@ -1,0 +1,115 @@
+/* streams.c - see internal.h.
+ *
+ * What of a role's operations is in order: those of one stream, what a host sync waited for before what is
+ * issued later, and what `waits` names. Each stream, and the host, knows how many operations of each stream
+ * are done before its next one starts (vector clocks: Fidge, Mattern 1988). Two operations on one slot, one
+ * of which writes, are in order when the later one's stream knows the earlier one done. That holds for all
+ * ranks of the role and every routing. */
+#include "sim/check/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct touch { /* how often a stream had issued when it last touched a slot; 0: never */
+    int wrote[MOE_STREAM_COUNT], read[MOE_STREAM_COUNT];
+    const struct moe_op *writer;
+    bool unread; /* since it was last written */
+};
+
+struct clocks {
+    int issued[MOE_STREAM_COUNT];
+    int known[MOE_STREAM_COUNT + 1][MOE_STREAM_COUNT]; /* by stream, and by the host */
+};
+
+struct walk {
+    struct moe_checker *c;
+    int role;
+    struct clocks clocks;
+    struct touch *slots; /* [n_slots] */
+    bool *input;         /* [n_buffers] read */
+};
+
+static void learn(int to[MOE_STREAM_COUNT], const int from[MOE_STREAM_COUNT])
+{
+    for (int s = 0; s < MOE_STREAM_COUNT; s++)
+        if (from[s] > to[s]) to[s] = from[s];
+}
+
+/* Moves the clocks to the start of an operation; returns who runs it: a stream, or the host. */
+static int start(struct clocks *k, const struct moe_op *op)
+{
+    int self = op->kind == MOE_HOST_SYNC ? MOE_STREAM_COUNT : op->stream;
+    learn(k->known[self], k->known[MOE_STREAM_COUNT]);
+    for (int s = 0; s < MOE_STREAM_COUNT; s++) {
+        if (!(op->waits >> s & 1)) continue;
+        learn(k->known[self], k->known[s]); /* what it waited for is done too */
+        k->known[self][s] = k->issued[s];
+    }
+    if (self < MOE_STREAM_COUNT) k->known[self][self] = ++k->issued[self]; /* itself: it may work in place */
+    return self;
+}
+
+static bool in_order(const int touched[MOE_STREAM_COUNT], const int known[MOE_STREAM_COUNT])
+{
+    for (int s = 0; s < MOE_STREAM_COUNT; s++)
+        if (touched[s] > known[s]) return false;
+    return true;
+}
+
+static void say(struct walk *w, int check_class, const char *label, const char *what, const char *buffer,
+                const char *other)
+{
+    for (int r = 0; r < w->c->s->n_ranks; r++)
+        if (w->c->s->role_of[r] == w->role)
+            moe_check_verdict(w->c, check_class, r, label, "%s %s%s", what, buffer, other);
+}
+
+static void touch(struct walk *w, const struct moe_here *h, int self, struct moe_ref ref, bool writes)
+{
+    const struct moe_schedule *s = w->c->s;
+    struct touch *t = &w->slots[moe_check_slot(w->c, 0, ref, h->layer)];
+    const int *known = w->clocks.known[self];
+    const char *name = s->buffers[ref.buffer].name;
+    struct moe_label at = moe_check_label(h);
+    if (!in_order(t->wrote, known))
+        say(w, 6, at.text, writes ? "overwrites" : "reads", name,
+            ", which another stream may still be writing");
+    else if (writes && !in_order(t->read, known))
+        say(w, 6, at.text, "writes", name, ", which another stream may still be reading");
+    if (!writes) {
+        t->unread = false;
+        w->input[ref.buffer] = true;
+        if (self < MOE_STREAM_COUNT) t->read[self] = w->clocks.issued[self];
+        return;
+    }
+    bool lost = t->unread && !ref.accumulate && t->writer && t->writer->serves && h->op->serves;
+    if (lost) say(w, 4, at.text, "overwrites", name, ", to which another operation contributed");
+    t->unread = true;
+    t->writer = h->op;
+    if (self < MOE_STREAM_COUNT) t->wrote[self] = w->clocks.issued[self];
+}
+
+void moe_check_streams(struct moe_checker *c, int role)
+{
+    const struct moe_role *y = &c->s->roles[role];
+    struct walk w = {.c = c, .role = role};
+    w.slots = moe_alloc(c->n_slots, sizeof *w.slots);
+    w.input = moe_alloc((size_t)c->s->n_buffers, sizeof *w.input);
+    for (int n = 0; n < y->n_instances; n++) {
+        struct moe_here h = {.block_id = y->itinerary[n].block, .layer = y->itinerary[n].layer};
+        h.block = &y->blocks[h.block_id];
+        for (int o = 0; o < h.block->n_ops; o++) {
+            h.op = &h.block->ops[o];
+            int self = start(&w.clocks, h.op);
+            for (int i = 0; i < h.op->n_reads; i++) touch(&w, &h, self, h.op->reads[i], false);
+            for (int i = 0; i < h.op->n_writes; i++) touch(&w, &h, self, h.op->writes[i], true);
+        }
+    }
+    int first = 0;
+    while (first < c->s->n_ranks && c->s->role_of[first] != role) first++;
+    for (int b = 0; b < c->s->n_buffers && first < c->s->n_ranks; b++)
+        if (c->s->buffers[b].role == MOE_BUF_INPUT && !w.input[b] && moe_holds(c->s, b, 0, first))
+            say(&w, 6, c->s->buffers[b].name, "is an input that nothing reads", "", "");
+    free(w.slots);
+    free(w.input);
+}

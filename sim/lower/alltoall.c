@@ -1,0 +1,87 @@
+/* alltoall.c - the dispatcher `alltoall`: one copy of a row per chosen expert.
+ *
+ * Rows leave sorted by expert, hence by rank of the expert-parallel group; the ranks first exchange counts,
+ * the host reads them, then an all-to-all-v moves the rows; each rank sorts what it got by local expert. Back
+ * the same way. A padded capacity fixes all sizes: no exchange, no host sync. Bytes of one rank and
+ * direction: rows to other ranks x H x element size. */
+#include "sim/lower/lower.h"
+
+/* What a rank knows of the rows that come. */
+struct arrivals {
+    struct moe_ref counts;  /* [P, e] */
+    int to_peer, from_peer; /* expressions: rows, per peer */
+    int n, of_expert;       /* expression: rows in all; symbol: rows of each local expert */
+};
+
+static struct arrivals exchange_counts(struct moe_builder *b, const struct moe_layer *m)
+{
+    int here = m->n_experts / m->ep_size, e = moe_const(b, here);
+    struct moe_ref got = moe_ref(moe_new_buffer(b, "peer_counts", MOE_BUF_INDEX, MOE_I64, m->n_layers, m->E));
+    struct moe_symbol y = {.scope = MOE_SCOPE_PEER, .comm = m->ep_comm, .rows = m->ep_size, .cols = here};
+    int to_peer = moe_new_symbol(b, "rows_to_peer", m->counts.buffer, true, y);
+    int from_peer = moe_new_symbol(b, "rows_from_peer", got.buffer, true, y);
+    y.scope = MOE_SCOPE_EXPERT;
+    int of_expert = moe_new_symbol(b, "rows_of_expert", got.buffer, false, y);
+    moe_lower_move(b, m, "exchange_counts", m->counts, e, got, e);
+    return (struct arrivals){got, moe_sym(b, to_peer), moe_sym(b, from_peer), moe_sum(b, from_peer),
+                             of_expert};
+}
+
+/* Every rank believes that the others pad to its own capacity. */
+static struct arrivals padded_arrivals(struct moe_builder *b, const struct moe_layer *m)
+{
+    int here = m->n_experts / m->ep_size;
+    int of_peer = moe_mul(b, m->padded_rows, moe_const(b, here));
+    struct moe_symbol y = {.scope = MOE_SCOPE_EXPERT, .comm = -1, .cols = here};
+    y.expr = moe_mul(b, m->padded_rows, moe_const(b, m->ep_size));
+    int of_expert = moe_new_symbol(b, "padded_rows_of_expert", -1, false, y);
+    return (struct arrivals){m->padded_arrive, of_peer, of_peer, moe_sum(b, of_expert), of_expert};
+}
+
+void moe_alltoall(struct moe_builder *b, const struct moe_layer *m)
+{
+    int P = moe_const(b, m->ep_size), e = moe_const(b, m->n_experts / m->ep_size);
+    struct arrivals in = m->padded_rows ? padded_arrivals(b, m) : exchange_counts(b, m);
+    struct moe_op permute = {.name = "permute",
+                             .kernel = MOE_K_PERMUTE,
+                             .type = m->type,
+                             .needs_grad = 1,
+                             MOE_SIZES(m->T, m->H, m->K, m->n_rows)};
+    struct moe_op read_counts = {
+        .name = "read_counts", .kind = MOE_HOST_SYNC, MOE_READS(m->counts, in.counts)};
+    struct moe_ref sent = moe_rows(b, m, "sent", m->n_rows, m->H),
+                   arrived = moe_rows(b, m, "arrived", in.n, m->H);
+    struct moe_ref rows = moe_rows(b, m, "rows", in.n, m->H), leaving = moe_rows(b, m, "leaving", in.n, m->H);
+    struct moe_ref back = moe_rows(b, m, "back", m->n_rows, m->H);
+    int send = moe_mul(b, in.to_peer, m->H), recv = moe_mul(b, in.from_peer, m->H);
+    permute.reads[permute.n_reads++] = m->x;
+    permute.reads[permute.n_reads++] = m->slot;
+    permute.writes[permute.n_writes++] = sent;
+    if (!m->n_rows_from_counts) moe_emit(b, permute); /* runs while the counts travel */
+    if (!m->padded_rows) moe_emit(b, read_counts);
+    if (m->n_rows_from_counts) moe_emit(b, permute);
+    moe_lower_move(b, m, "dispatch", sent, send, arrived, recv);
+    moe_emit(b, (struct moe_op){.name = "sort",
+                                .kernel = MOE_K_SORT_ROWS,
+                                .type = m->type,
+                                .needs_grad = 1,
+                                MOE_READS(arrived, in.counts),
+                                MOE_WRITES(rows),
+                                MOE_SIZES(P, e, m->H)});
+    struct moe_ref done = moe_lower_experts(b, m, rows, in.n, in.of_expert);
+    moe_emit(b, (struct moe_op){.name = "unsort",
+                                .kernel = MOE_K_UNSORT_ROWS,
+                                .type = m->type,
+                                .needs_grad = 1,
+                                MOE_READS(done, in.counts),
+                                MOE_WRITES(leaving),
+                                MOE_SIZES(P, e, m->H)});
+    moe_lower_move(b, m, "combine", leaving, recv, back, send);
+    moe_emit(b, (struct moe_op){.name = "unpermute",
+                                .kernel = MOE_K_COMBINE,
+                                .type = m->type,
+                                .needs_grad = 3,
+                                MOE_READS(back, m->prob, m->expert, m->slot),
+                                MOE_WRITES(m->y),
+                                MOE_SIZES(m->T, m->H, m->K, m->E, m->n_rows)});
+}

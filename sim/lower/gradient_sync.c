@@ -1,0 +1,330 @@
+/* gradient_sync.c - from gradients to updates, in the order that the scenario says (sync.h).
+ *
+ * Steps that follow each other and go parameter by parameter make one block for the parameters of layers, run
+ * for each layer, and one for the others. A norm is two sums of squares, one of the shared parameters and one
+ * of the experts'; every gradient is clipped by both. What only one rank holds has nothing to sum. */
+#include "sim/lower/lower.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double weight_decay =
+    0.1; /* Brown et al. 2020, appendix B: the usual value for language models */
+
+/* Appends "verb_param"; type and size are the gradient's. */
+static void emit_for(struct moe_builder *b, const struct moe_param *p, const char *verb, struct moe_op op)
+{
+    const struct moe_buffer *grad = &b->s->buffers[p->grad];
+    snprintf(op.name, sizeof op.name, "%s_%.32s", verb, p->name);
+    op.type = grad->type;
+    if (op.kind == MOE_COLLECTIVE)
+        op.send = op.recv = grad->extent;
+    else
+        op.dims[op.n_dims++] = grad->extent;
+    moe_emit(b, op);
+}
+
+static bool is_shared(const struct moe_schedule *s, int comm)
+{
+    return comm >= 0 && s->comms[comm].n_groups < s->n_ranks;
+}
+
+static bool is_of(const struct moe_sync_step *step, const struct moe_param *p)
+{
+    return !strcmp(step->of, "all") || !strcmp(step->of, p->shard < 0 ? "shared" : "experts") ||
+           !strcmp(step->of, p->name);
+}
+
+static int comm_of(const struct moe_lower_sync *sync, int group)
+{
+    const int comms[MOE_GROUP_COUNT] = {[MOE_GROUP_WORLD] = 0,
+                                        [MOE_GROUP_DP] = sync->groups.dp,
+                                        [MOE_GROUP_EP] = sync->groups.ep,
+                                        [MOE_GROUP_EDP] = sync->groups.edp,
+                                        [MOE_GROUP_PP] = sync->groups.pp,
+                                        [MOE_GROUP_TIED] = sync->groups.tied,
+                                        [MOE_GROUP_EP_PP] = sync->groups.ep_pp};
+    return comms[group];
+}
+
+/* Ranks of a group; its groups are alike. */
+static int size_of(const struct moe_builder *b, const struct moe_lower_sync *sync, int group)
+{
+    int comm = comm_of(sync, group);
+    return comm < 0 ? 1 : moe_group_size(&b->s->comms[comm], 0);
+}
+
+static int product(struct moe_builder *b, const struct moe_lower_sync *sync, int n,
+                   const struct moe_factor *factor)
+{
+    int64_t number = 1;
+    int out = MOE_UNSET;
+    for (int i = 0; i < n; i++) {
+        if (factor[i].kind == MOE_FACTOR_NUMBER) number *= factor[i].number;
+        if (factor[i].kind == MOE_FACTOR_GROUP) number *= size_of(b, sync, (int)factor[i].number);
+        if (factor[i].kind < MOE_FACTOR_TOKENS) continue;
+        int tokens = factor[i].kind == MOE_FACTOR_TOKENS ? sync->groups.tokens : sync->groups.world_tokens;
+        out = out ? moe_mul(b, out, tokens) : tokens;
+    }
+    if (!out) return moe_const(b, number);
+    return number == 1 ? out : moe_mul(b, out, moe_const(b, number));
+}
+
+static void emit_sum(struct moe_builder *b, const struct moe_param *p, int comm)
+{
+    struct moe_ref grad = moe_ref(p->grad);
+    if (!is_shared(b->s, comm)) return;
+    emit_for(b, p, "sum",
+             (struct moe_op){.kind = MOE_COLLECTIVE,
+                             .collective = MOE_ALLREDUCE,
+                             .comm = comm,
+                             .stream = MOE_STREAM_COMM,
+                             MOE_READS(grad),
+                             MOE_WRITES(grad)});
+}
+
+static void emit_scale(struct moe_builder *b, const struct moe_param *p, int divisor, int times)
+{
+    struct moe_ref grad = moe_ref(p->grad);
+    emit_for(
+        b, p, "scale",
+        (struct moe_op){
+            .kernel = MOE_K_SCALE, .divisor = divisor, .times = times, MOE_READS(grad), MOE_WRITES(grad)});
+}
+
+bool moe_lower_is_held(const struct moe_builder *b, const struct moe_param *p)
+{
+    const struct moe_role *role = &b->s->roles[b->role];
+    enum moe_where where = b->s->buffers[p->buffer].where;
+    bool first = role->first_layer == 0, last = role->end_layer == b->s->n_layers;
+    return where == MOE_WHERE_ALL || (where != MOE_WHERE_LAST && first) || (where != MOE_WHERE_FIRST && last);
+}
+
+/* The embedding counts where tokens enter. */
+static bool is_second_copy(const struct moe_builder *b, const struct moe_param *p)
+{
+    return b->s->buffers[p->buffer].where == MOE_WHERE_ENDS && b->s->roles[b->role].first_layer > 0;
+}
+
+static void emit_norm(struct moe_builder *b, const struct moe_lower_sync *sync, const struct moe_param *p)
+{
+    if (is_second_copy(b, p)) return;
+    struct moe_ref norm = moe_ref(p->shard < 0 ? sync->shared_norm : sync->expert_norm);
+    norm.accumulate = true;
+    emit_for(b, p, "norm",
+             (struct moe_op){.kernel = MOE_K_SQNORM, MOE_READS(moe_ref(p->grad)), MOE_WRITES(norm)});
+}
+
+static void emit_clip(struct moe_builder *b, const struct moe_lower_sync *sync, const struct moe_param *p)
+{
+    struct moe_ref grad = moe_ref(p->grad);
+    emit_for(b, p, "clip",
+             (struct moe_op){.kernel = MOE_K_CLIP,
+                             .factor = sync->sc->clip_norm,
+                             MOE_READS(grad, moe_ref(sync->shared_norm), moe_ref(sync->expert_norm)),
+                             MOE_WRITES(grad)});
+}
+
+static void emit_update(struct moe_builder *b, const struct moe_lower_sync *sync, const struct moe_param *p)
+{
+    struct moe_ref param = moe_ref(p->buffer), grad = moe_ref(p->grad);
+    struct moe_op op = {
+        .kernel = MOE_K_SGD, .factor = sync->sc->learning_rate, MOE_READS(param, grad), MOE_WRITES(param)};
+    if (sync->sc->optimizer == MOE_ADAMW) {
+        const struct moe_buffer like = b->s->buffers[p->buffer]; /* a copy: new buffers move the array */
+        char name[MOE_NAME + 2];
+        struct moe_ref state[2];
+        for (int i = 0; i < 2; i++) {
+            snprintf(name, sizeof name, "%c_%s", "mv"[i], p -> name);
+            state[i] = moe_ref(moe_new_buffer(b, name, MOE_BUF_STATE, like.type, like.slots, like.extent));
+            b->s->buffers[state[i].buffer].where = like.where;
+            op.reads[op.n_reads++] = state[i];
+            op.writes[op.n_writes++] = state[i];
+        }
+        op.kernel = MOE_K_ADAMW;
+        op.decay = p->init_mean == 0 ? weight_decay : 0; /* gains are not pulled to zero */
+    }
+    emit_for(b, p, "update", op);
+}
+
+static bool sums(const struct moe_sync_step *step)
+{
+    return step->act == MOE_SYNC_SUM || step->act == MOE_SYNC_AVERAGE;
+}
+
+static void emit_step(struct moe_builder *b, const struct moe_lower_sync *sync,
+                      const struct moe_sync_step *step, const struct moe_param *p)
+{
+    struct moe_factor group = {MOE_FACTOR_GROUP, step->over};
+    if (!is_of(step, p)) return;
+    if (sums(step)) emit_sum(b, p, comm_of(sync, step->over));
+    switch (step->act) {
+    case MOE_SYNC_AVERAGE: emit_scale(b, p, product(b, sync, 1, &group), MOE_UNSET); break;
+    case MOE_SYNC_DIVIDE:
+        emit_scale(b, p, product(b, sync, step->n_by, step->by),
+                   step->n_times ? product(b, sync, step->n_times, step->times) : MOE_UNSET);
+        break;
+    case MOE_SYNC_NORM: emit_norm(b, sync, p); break;
+    case MOE_SYNC_CLIP: emit_clip(b, sync, p); break;
+    case MOE_SYNC_UPDATE: emit_update(b, sync, p); break;
+    default: break;
+    }
+}
+
+/* Appends what steps from..to-1 do to each parameter of layers, or to each other one, to a new block. */
+static int lower_steps(struct moe_builder *b, const struct moe_lower_sync *sync, int from, int to,
+                       bool of_layers)
+{
+    static const enum moe_pass pass[MOE_SYNC_ACT_COUNT] = {
+        [MOE_SYNC_SUM] = MOE_SYNC,      [MOE_SYNC_AVERAGE] = MOE_SYNC,  [MOE_SYNC_DIVIDE] = MOE_SYNC,
+        [MOE_SYNC_NORM] = MOE_CLIPPING, [MOE_SYNC_CLIP] = MOE_CLIPPING, [MOE_SYNC_UPDATE] = MOE_UPDATE};
+    int block =
+        moe_new_block(b, of_layers ? "layer" : "embedding", pass[sync->order.step[from].act], of_layers);
+    for (int i = 0; i < b->s->n_params; i++) {
+        struct moe_param p = b->s->params[i]; /* a copy: updates add buffers */
+        for (int step = from;
+             step < to && p.per_layer == of_layers && p.buffer >= 0 && moe_lower_is_held(b, &p); step++)
+            emit_step(b, sync, &sync->order.step[step], &p);
+    }
+    return block;
+}
+
+/* The parameters of layers, latest first, then the others. */
+static void lower_pass(struct moe_builder *b, const struct moe_lower_sync *sync, int from, int to)
+{
+    int early = sync->n_early > from ? sync->n_early : from;
+    if (early < to) {
+        int block = lower_steps(b, sync, early, to, true);
+        const struct moe_role role = b->s->roles[b->role];
+        for (int layer = role.end_layer - 1; layer >= role.first_layer; layer--)
+            moe_run_block(b, block, layer);
+    }
+    moe_run_block(b, lower_steps(b, sync, from, to, false), 0);
+}
+
+/* Both norms exist as soon as one is asked for: what clips reads both. */
+static void make_norms(struct moe_builder *b, struct moe_lower_sync *sync)
+{
+    if (sync->shared_norm) return;
+    int *key = moe_alloc((size_t)b->s->n_ranks, sizeof *key), pp = sync->groups.pp;
+    for (int r = 0; r < b->s->n_ranks; r++) key[r] = r;
+    if (pp < 0) pp = moe_new_comm(b, "alone", b->s->n_ranks, key);
+    free(key);
+    sync->shared_norm = moe_new_norm(b, "shared_norm", pp);
+    sync->expert_norm = moe_new_norm(b, "expert_norm", sync->groups.ep_pp);
+}
+
+static void emit_zero(struct moe_builder *b, const struct moe_lower_sync *sync, const char *name, int norm)
+{
+    struct moe_op op = {
+        .kernel = MOE_K_ZERO, .type = MOE_F64, MOE_WRITES(moe_ref(norm)), MOE_SIZES(sync->one)};
+    moe_copy_name(op.name, name);
+    moe_emit(b, op);
+}
+
+static void emit_norm_sum(struct moe_builder *b, const struct moe_lower_sync *sync, const char *name,
+                          int comm, int norm)
+{
+    struct moe_ref ref = moe_ref(norm);
+    struct moe_op op = {.kind = MOE_COLLECTIVE,
+                        .collective = MOE_ALLREDUCE,
+                        .comm = comm,
+                        .type = MOE_F64,
+                        .stream = MOE_STREAM_COMM,
+                        .send = sync->one,
+                        .recv = sync->one,
+                        MOE_READS(ref),
+                        MOE_WRITES(ref)};
+    moe_copy_name(op.name, name);
+    moe_emit(b, op);
+}
+
+/* Norms start at 0, take every gradient's squares, and are summed. A parameter by its name goes into the norm
+ * of its kind, which its step then sums. */
+static void lower_norms(struct moe_builder *b, struct moe_lower_sync *sync, int from, int to)
+{
+    make_norms(b, sync);
+    moe_run_block(b, moe_new_block(b, "norm", MOE_CLIPPING, false), 0);
+    emit_zero(b, sync, "zero_shared", sync->shared_norm);
+    emit_zero(b, sync, "zero_expert", sync->expert_norm);
+    lower_pass(b, sync, from, to);
+    int block = -1;
+    for (int i = from; i < to; i++) {
+        const struct moe_sync_step *step = &sync->order.step[i];
+        int comm = comm_of(sync, step->over);
+        if (step->over == MOE_GROUP_NONE || !is_shared(b->s, comm)) continue;
+        if (block < 0) moe_run_block(b, block = moe_new_block(b, "norm", MOE_CLIPPING, false), 0);
+        bool shared = false, experts = false;
+        for (int p = 0; p < b->s->n_params; p++)
+            if (b->s->params[p].buffer >= 0 && is_of(step, &b->s->params[p]))
+                *(b->s->params[p].shard < 0 ? &shared : &experts) = true;
+        if (shared) emit_norm_sum(b, sync, "sum_shared_norm", comm, sync->shared_norm);
+        if (experts) emit_norm_sum(b, sync, "sum_expert_norm", comm, sync->expert_norm);
+    }
+}
+
+/* Steps that go parameter by parameter together. */
+static int kind_of(const struct moe_sync_step *step)
+{
+    return sums(step) ? MOE_SYNC_DIVIDE : step->act;
+}
+
+void moe_lower_sync(struct moe_builder *b, struct moe_lower_sync *sync)
+{
+    for (int from = 0, to; from < sync->order.n; from = to) {
+        int kind = kind_of(&sync->order.step[from]);
+        for (to = from + 1; to < sync->order.n && kind_of(&sync->order.step[to]) == kind; to++) continue;
+        if (kind == MOE_SYNC_NORM) {
+            lower_norms(b, sync, from, to);
+            continue;
+        }
+        if (kind == MOE_SYNC_CLIP) make_norms(b, sync);
+        lower_pass(b, sync, from, to);
+    }
+}
+
+int moe_lower_sync_early(struct moe_builder *b, struct moe_lower_sync *sync)
+{
+    for (int i = 0; i < sync->order.n && kind_of(&sync->order.step[i]) == MOE_SYNC_DIVIDE; i++)
+        if (sums(&sync->order.step[i])) sync->n_early = i + 1;
+    return sync->n_early ? lower_steps(b, sync, 0, sync->n_early, true) : -1;
+}
+
+static int check_steps(const struct moe_builder *b, const struct moe_scenario *sc)
+{
+    const char *names[64] = {"all", "shared", "experts"};
+    int n = 3;
+    for (int i = 0; i < b->s->n_params && n < 64; i++)
+        if (b->s->params[i].buffer >= 0) names[n++] = b->s->params[i].name;
+    for (int i = 0; i < sc->sync.n; i++) {
+        const struct moe_sync_step *step = &sc->sync.step[i];
+        char hint[MOE_HINT];
+        int k = 0;
+        while (k < n && strcmp(names[k], step->of)) k++;
+        if (k == n)
+            return moe_fail(MOE_EINPUT, "%s:%d: gradient_sync: unknown parameter '%s'%s", sc->name,
+                            step->line, step->of, moe_hint(step->of, names, n, hint));
+        if (step->act == MOE_SYNC_CLIP && !(sc->clip_norm > 0))
+            return moe_fail(MOE_EINPUT, "%s:%d: gradient_sync: clip needs a clip_norm above 0", sc->name,
+                            step->line);
+    }
+    return MOE_OK;
+}
+
+int moe_lower_sync_open(struct moe_builder *b, const struct moe_scenario *sc, const struct moe_groups *groups,
+                        struct moe_lower_sync *out)
+{
+    static const struct moe_sync_step own_mean = {
+        .act = MOE_SYNC_DIVIDE, .of = "all", .n_by = 1, .by = {{MOE_FACTOR_TOKENS, 0}}};
+    bool mean = sc->loss == MOE_MEAN_OF_RANKS;
+    struct moe_sync_order written = sc->sync;
+    MOE_TRY(check_steps(b, sc));
+    if (!sc->sync.n) moe_sync_default(mean, sc->clip_norm > 0, &written);
+    *out = (struct moe_lower_sync){.sc = sc, .groups = *groups, .one = moe_const(b, 1)};
+    out->order.step = moe_alloc((size_t)written.n + mean, sizeof *written.step);
+    if (mean) out->order.step[out->order.n++] = own_mean;
+    for (int i = 0; i < written.n; i++) out->order.step[out->order.n++] = written.step[i];
+    if (!sc->sync.n) moe_sync_free(&written);
+    return MOE_OK;
+}

@@ -1,0 +1,551 @@
+/* lower.c - see lower.h. */
+#include "sim/lower/lower.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct moe_dispatcher dispatchers[] = {
+    {"alltoall", moe_alltoall, .pads = true},
+    {"allgather", moe_allgather},
+    {"deepep", moe_deepep, .dropless = true},
+    {"gshard", moe_gshard, .pads = true, .always_pads = true},
+};
+static const struct moe_capacity_rule capacity_rules[] = {
+    {"dropless", moe_limit_dropless},
+    {"megatron", moe_limit_megatron},
+    {"deepspeed", moe_limit_deepspeed},
+    {"tutel", moe_limit_tutel},
+};
+#define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
+
+struct model {
+    const struct moe_scenario *sc;
+    const struct moe_dispatcher *dispatcher;
+    const struct moe_capacity_rule *rule;
+    struct moe_layer layer;
+    struct moe_ref stream, attended; /* [T, H] residual stream before a layer, and after its attention */
+    struct moe_ref normed;           /* [T, H] behind the last norm */
+    struct moe_ref emb, router, gain, moe_gain, last_gain, wqkv, wo; /* parameters */
+    struct moe_ref token, target, loss, aux, logits, prediction;
+    int V, one, dp, dp_tokens; /* dp: communicator; dp_tokens: of a micro-batch, on all ranks of a stage */
+};
+
+/* What joins stages; key [ranks]: to work with. */
+static void make_stage_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out,
+                             int *key)
+{
+    int n = (int)sc->ranks, each = n / (int)sc->pipeline_parallel, last = n / each - 1;
+    const struct moe_comm *ep = &b->s->comms[out->ep];
+    int rows = ep->n_groups / (last + 1);
+    for (int r = 0; r < n; r++) key[r] = ep->group_of[r] % rows;
+    out->ep_pp = moe_new_comm(b, "ep_pp", rows, key);
+    for (int r = 0; r < n; r++) key[r] = r / each;
+    out->dp = moe_new_comm(b, "dp", last + 1, key);
+    for (int r = 0; r < n; r++) key[r] = r % each;
+    out->pp = moe_new_comm(b, "pp", each, key);
+    /* Ranks between the ends are alone in both. */
+    for (int r = 0; r < n; r++) key[r] = r < each ? r : r / each == last ? r % each : r;
+    out->tied = moe_new_comm(b, "tied", last * each, key);
+    for (int r = 0; r < n; r++) key[r] = r < each || r / each == last ? 0 : r - each + 1;
+    out->copies = moe_new_comm(b, "tied_dp", (last - 1) * each + 1, key);
+}
+
+/* The ranks of a stage as a grid: its rows are consecutive ranks, its columns ranks at the stride of a row.
+ * Rows split the experts and columns hold copies; with rank order strided it is the other way round. */
+static void make_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out)
+{
+    int n = (int)sc->ranks, size = (int)sc->expert_parallel, each = n / (int)sc->pipeline_parallel;
+    bool strided = sc->rank_order == MOE_STRIDED;
+    int *key = moe_alloc((size_t)n, sizeof *key);
+    for (int r = 0; r < n; r++) {
+        int i = r % each;
+        key[r] = r / each * (each / size) + (strided ? i % (each / size) : i / size);
+    }
+    out->ep = moe_new_comm(b, "ep", n / size, key);
+    for (int r = 0; r < n; r++) {
+        int i = r % each;
+        key[r] = r / each * size + (strided ? i / (each / size) : i % size);
+    }
+    out->edp = moe_new_comm(b, "edp", n / each * size, key);
+    out->dp = out->copies = 0;
+    out->pp = out->tied = -1;
+    out->ep_pp = out->ep;
+    if (n > each) make_stage_comms(b, sc, out, key);
+    free(key);
+}
+
+static struct moe_ref param(struct moe_builder *b, const struct model *m, const char *name, int extent,
+                            enum moe_where where, struct moe_param like)
+{
+    int buffer = moe_new_param(b, name, m->layer.type, like.per_layer ? m->layer.n_layers : 1, extent, like);
+    b->s->buffers[buffer].where = b->s->buffers[b->s->buffers[buffer].grad].where = where;
+    return moe_ref(buffer);
+}
+
+/* Initial values keep rows at a norm of about sqrt(H) behind each norm; the outputs of a layer start small.
+ */
+static void make_params(struct moe_builder *b, struct model *m, const struct moe_groups *groups)
+{
+    struct moe_layer *y = &m->layer;
+    const struct moe_scenario *sc = m->sc;
+    double by_hidden = 1 / sqrt((double)sc->hidden), depth = 1 / sqrt(2.0 * (double)sc->layers);
+    int HH = moe_mul(b, y->H, y->H), e = moe_const(b, sc->experts / sc->expert_parallel);
+    int dp = moe_group_size(&b->s->comms[groups->dp], 0), mean = moe_mul(b, groups->tokens, moe_const(b, dp));
+    struct moe_param shared = {.replicas = groups->dp,
+                               .shard = -1,
+                               .divisor = sc->loss == MOE_PER_TOKEN ? groups->world_tokens : mean,
+                               .clips = sc->clip_norm > 0};
+    struct moe_param gain = shared, layer = shared, expert = shared;
+    shared.init_std = layer.init_std = expert.init_std = by_hidden;
+    gain.init_mean = 1;
+    layer.per_layer = expert.per_layer = true;
+    expert.replicas = groups->edp;
+    expert.shard = groups->ep;
+    shared.replicas = groups->copies;
+    m->emb = param(b, m, "embedding", moe_mul(b, m->V, y->H), MOE_WHERE_ENDS, shared);
+    m->last_gain = param(b, m, "last_gain", y->H, MOE_WHERE_LAST, gain);
+    gain.per_layer = true;
+    if (sc->heads) {
+        m->gain = param(b, m, "attention_gain", y->H, MOE_WHERE_ALL, gain);
+        m->wqkv = param(b, m, "wqkv", moe_mul(b, moe_const(b, 3), HH), MOE_WHERE_ALL, layer);
+        layer.init_std = by_hidden * depth;
+        m->wo = param(b, m, "wo", HH, MOE_WHERE_ALL, layer);
+        layer.init_std = by_hidden;
+    }
+    m->moe_gain = param(b, m, "moe_gain", y->H, MOE_WHERE_ALL, gain);
+    m->router = param(b, m, "router", moe_mul(b, y->H, y->E), MOE_WHERE_ALL, layer);
+    int HF = moe_mul(b, y->H, y->F);
+    y->w1 = param(b, m, "w1", moe_mul(b, e, moe_mul(b, moe_const(b, 2), HF)), MOE_WHERE_ALL, expert);
+    expert.init_std = depth / sqrt((double)sc->ffn);
+    y->w2 = param(b, m, "w2", moe_mul(b, e, HF), MOE_WHERE_ALL, expert);
+}
+
+static struct moe_ref buffer(struct moe_builder *b, const char *name, enum moe_buffer_role role,
+                             enum moe_type type, int slots, int extent)
+{
+    return moe_ref(moe_new_buffer(b, name, role, type, slots, extent));
+}
+
+struct moe_ref moe_rows(struct moe_builder *b, const struct moe_layer *m, const char *name, int n, int width)
+{
+    return buffer(b, name, MOE_BUF_ACTIVATION, m->type, m->n_layers, moe_mul(b, n, width));
+}
+
+void moe_lower_move_by(enum moe_transport by, struct moe_builder *b, const struct moe_layer *m,
+                       const char *name, struct moe_ref from, int send, struct moe_ref to, int recv)
+{
+    const struct moe_buffer *source = &b->s->buffers[from.buffer];
+    struct moe_op op = {.kind = MOE_COLLECTIVE,
+                        .collective = MOE_ALLTOALL,
+                        .transport = by,
+                        .comm = m->ep_comm,
+                        .type = source->type,
+                        .stream = MOE_STREAM_COMM,
+                        .send = send,
+                        .recv = recv,
+                        .needs_grad = source->role == MOE_BUF_ACTIVATION,
+                        MOE_READS(from),
+                        MOE_WRITES(to)};
+    moe_copy_name(op.name, name);
+    moe_emit(b, op);
+}
+
+static void make_buffers(struct moe_builder *b, struct model *m)
+{
+    struct moe_layer *y = &m->layer;
+    int TH = moe_mul(b, y->T, y->H), TK = moe_mul(b, y->T, y->K);
+    m->token = buffer(b, "token", MOE_BUF_INPUT, MOE_I32, 1, y->T);
+    m->target = buffer(b, "target", MOE_BUF_INPUT, MOE_I32, 1, y->T);
+    m->loss = buffer(b, "loss", MOE_BUF_OUTPUT, y->type, 1, m->one);
+    b->s->buffers[m->token.buffer].where = MOE_WHERE_FIRST;
+    b->s->buffers[m->target.buffer].where = b->s->buffers[m->loss.buffer].where = MOE_WHERE_LAST;
+    m->stream = buffer(b, "stream", MOE_BUF_ACTIVATION, y->type, y->n_layers + 1, TH);
+    m->normed = buffer(b, "normed", MOE_BUF_ACTIVATION, y->type, 1, TH);
+    m->prediction = buffer(b, "prediction", MOE_BUF_ACTIVATION, y->type, 1, moe_mul(b, y->T, m->V));
+    m->attended = m->sc->heads ? moe_rows(b, y, "attended", y->T, y->H) : m->stream;
+    y->x = moe_rows(b, y, "moe_in", y->T, y->H);
+    y->y = moe_rows(b, y, "moe_out", y->T, y->H);
+    m->logits = moe_rows(b, y, "logits", y->T, y->E);
+    y->prob = moe_rows(b, y, "prob", y->T, y->E);
+    y->expert = buffer(b, "expert", MOE_BUF_INDEX, MOE_I32, y->n_layers, TK);
+    y->slot = buffer(b, "slot", MOE_BUF_INDEX, MOE_I32, y->n_layers, TK);
+    y->counts = buffer(b, "counts", MOE_BUF_COUNTS, MOE_I64, y->n_layers, y->E);
+    y->n_rows = TK;
+}
+
+/* ---- one layer ---- */
+
+/* `n` operations for each of `count`. */
+static int times(struct moe_builder *b, int count, int n)
+{
+    return moe_mul(b, count, moe_const(b, n));
+}
+
+struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *m, struct moe_ref rows, int n,
+                                 int group)
+{
+    int e = moe_const(b, m->n_experts / m->ep_size), two_f = moe_mul(b, moe_const(b, 2), m->F);
+    struct moe_ref h = moe_rows(b, m, "h", n, two_f), a = moe_rows(b, m, "a", n, m->F);
+    struct moe_ref out = moe_rows(b, m, "expert_out", n, m->H);
+    moe_emit(b, (struct moe_op){.name = "expert_in",
+                                .kernel = MOE_K_GROUPED_GEMM,
+                                .type = m->type,
+                                .needs_grad = 3,
+                                .group = group,
+                                MOE_READS(rows, m->w1),
+                                MOE_WRITES(h),
+                                MOE_SIZES(e, two_f, m->H)});
+    moe_emit(b, (struct moe_op){.name = "swiglu",
+                                .kernel = MOE_K_SWIGLU,
+                                .type = m->type,
+                                .needs_grad = 1,
+                                .flops = times(b, moe_mul(b, n, m->F), MOE_SIGMOID_FLOPS),
+                                MOE_READS(h),
+                                MOE_WRITES(a),
+                                MOE_SIZES(n, m->F)});
+    moe_emit(b, (struct moe_op){.name = "expert_out",
+                                .kernel = MOE_K_GROUPED_GEMM,
+                                .type = m->type,
+                                .needs_grad = 3,
+                                .group = group,
+                                MOE_READS(a, m->w2),
+                                MOE_WRITES(out),
+                                MOE_SIZES(e, m->H, m->F)});
+    return out;
+}
+
+struct moe_ref moe_lower_received(struct moe_builder *b, const struct moe_layer *m,
+                                  const struct moe_received *in)
+{
+    int e = moe_const(b, m->n_experts / m->ep_size), n = moe_sum(b, in->of_expert),
+        choices = moe_mul(b, in->n, m->K);
+    struct moe_ref slot =
+        moe_ref(moe_new_buffer(b, "local_slot", MOE_BUF_INDEX, MOE_I32, m->n_layers, choices));
+    struct moe_ref rows = moe_rows(b, m, "rows", n, m->H), partial = moe_rows(b, m, "partial", in->n, m->H);
+    struct moe_ref expert = in->expert;
+    struct moe_op select = {.name = "select",
+                            .kernel = MOE_K_SELECT,
+                            .type = MOE_I32,
+                            MOE_READS(in->expert),
+                            MOE_WRITES(slot),
+                            MOE_SIZES(in->n, e, m->K, moe_mul(b, moe_place(b, m->ep_comm), e))};
+    if (in->own_probs) {
+        expert = moe_ref(moe_new_buffer(b, "local_expert", MOE_BUF_INDEX, MOE_I32, m->n_layers, choices));
+        select.writes[select.n_writes++] = expert;
+    }
+    moe_emit(b, select);
+    moe_emit(b, (struct moe_op){.name = "permute",
+                                .kernel = MOE_K_PERMUTE,
+                                .type = m->type,
+                                .needs_grad = 1,
+                                MOE_READS(in->x, slot),
+                                MOE_WRITES(rows),
+                                MOE_SIZES(in->n, m->H, m->K, n)});
+    struct moe_ref done = moe_lower_experts(b, m, rows, n, in->of_expert);
+    moe_emit(b, (struct moe_op){.name = "unpermute",
+                                .kernel = MOE_K_COMBINE,
+                                .type = m->type,
+                                .needs_grad = 3,
+                                MOE_READS(done, in->prob, expert, slot),
+                                MOE_WRITES(partial),
+                                MOE_SIZES(in->n, m->H, m->K, in->own_probs ? e : m->E, n)});
+    return partial;
+}
+
+static void emit_norm(struct moe_builder *b, const struct model *m, const char *name, struct moe_ref x,
+                      struct moe_ref gain, struct moe_ref y)
+{
+    struct moe_op op = {.kernel = MOE_K_RMSNORM,
+                        .type = m->layer.type,
+                        .needs_grad = 3,
+                        .flops = times(b, moe_mul(b, m->layer.T, m->layer.H), 4),
+                        MOE_READS(x, gain),
+                        MOE_WRITES(y),
+                        MOE_SIZES(m->layer.T, m->layer.H)};
+    moe_copy_name(op.name, name);
+    moe_emit(b, op);
+}
+
+static void emit_gemm(struct moe_builder *b, const struct model *m, const char *name, struct moe_ref x,
+                      struct moe_ref w, struct moe_ref y, int width)
+{
+    struct moe_op op = {.kernel = MOE_K_GEMM,
+                        .type = m->layer.type,
+                        .needs_grad = 3,
+                        MOE_READS(x, w),
+                        MOE_WRITES(y),
+                        MOE_SIZES(m->layer.T, width, m->layer.H)};
+    moe_copy_name(op.name, name);
+    moe_emit(b, op);
+}
+
+static void emit_add(struct moe_builder *b, const struct model *m, const char *name, struct moe_ref x,
+                     struct moe_ref y, struct moe_ref sum)
+{
+    struct moe_op op = {.kernel = MOE_K_ADD,
+                        .type = m->layer.type,
+                        .needs_grad = 3,
+                        MOE_READS(x, y),
+                        MOE_WRITES(sum),
+                        MOE_SIZES(moe_mul(b, m->layer.T, m->layer.H))};
+    moe_copy_name(op.name, name);
+    moe_emit(b, op);
+}
+
+static void lower_attention(struct moe_builder *b, const struct model *m)
+{
+    const struct moe_layer *y = &m->layer;
+    int three_h = moe_mul(b, moe_const(b, 3), y->H), S = moe_const(b, m->sc->sequence);
+    int A = moe_const(b, m->sc->heads), TS = moe_mul(b, y->T, moe_min(b, y->T, S));
+    struct moe_ref normed = moe_rows(b, y, "attention_in", y->T, y->H),
+                   qkv = moe_rows(b, y, "qkv", y->T, three_h);
+    struct moe_ref heads = moe_rows(b, y, "heads", y->T, y->H),
+                   out = moe_rows(b, y, "attention_out", y->T, y->H);
+    emit_norm(b, m, "attention_norm", m->stream, m->gain, normed);
+    emit_gemm(b, m, "qkv", normed, m->wqkv, qkv, three_h);
+    moe_emit(b,
+             (struct moe_op){
+                 .name = "attention",
+                 .kernel = MOE_K_ATTENTION,
+                 .type = y->type,
+                 .needs_grad = 1,
+                 /* half the pairs, those up to itself: two products of H terms, and a weight for each head */
+                 .flops = moe_mul(b, TS, moe_add(b, times(b, y->H, 2), times(b, A, MOE_SOFTMAX_FLOPS / 2))),
+                 MOE_READS(qkv),
+                 MOE_WRITES(heads),
+                 MOE_SIZES(y->T, y->H, A, S)});
+    emit_gemm(b, m, "attention_out", heads, m->wo, out, y->H);
+    emit_add(b, m, "attention_residual", m->stream, out, m->attended);
+}
+
+/* Choice i of a token costs the square of how popular expert i is with all ranks (founding_cases.md A.0b 7).
+ * The loss is summed over tokens like the cross entropy, so it is multiplied by the tokens of all ranks here.
+ */
+static void lower_aux_loss(struct moe_builder *b, const struct model *m)
+{
+    const struct moe_layer *y = &m->layer;
+    struct moe_ref all = buffer(b, "all_counts", MOE_BUF_INDEX, MOE_I64, y->n_layers, y->E);
+    moe_emit(b, (struct moe_op){.name = "sum_counts",
+                                .kind = MOE_COLLECTIVE,
+                                .collective = MOE_ALLREDUCE,
+                                .comm = m->dp,
+                                .type = MOE_I64,
+                                .stream = MOE_STREAM_COMM,
+                                .send = y->E,
+                                .recv = y->E,
+                                MOE_READS(y->counts),
+                                MOE_WRITES(all)});
+    moe_emit(b, (struct moe_op){.name = "aux_loss",
+                                .kernel = MOE_K_AUX_LOSS,
+                                .type = y->type,
+                                .needs_grad = 1,
+                                .divisor = m->dp_tokens,
+                                .factor = m->sc->aux_loss * (double)m->sc->experts / (double)m->sc->top_k,
+                                MOE_READS(y->prob, all),
+                                MOE_WRITES(m->aux),
+                                MOE_SIZES(y->T, y->E)});
+}
+
+static void lower_layer(struct moe_builder *b, struct model *m)
+{
+    struct moe_layer *y = &m->layer;
+    struct moe_capacity capacity = m->sc->capacity;
+    capacity.pad = (capacity.pad && m->dispatcher->pads) || m->dispatcher->always_pads;
+    if (m->sc->heads) lower_attention(b, m);
+    emit_norm(b, m, "moe_norm", m->attended, m->moe_gain, y->x);
+    emit_gemm(b, m, "router", y->x, m->router, m->logits, y->E);
+    moe_emit(b, (struct moe_op){.name = "topk",
+                                .kernel = MOE_K_TOPK,
+                                .type = y->type,
+                                .needs_grad = 1,
+                                MOE_READS(m->logits),
+                                .flops = times(b, moe_mul(b, y->T, y->E), MOE_SOFTMAX_FLOPS),
+                                MOE_WRITES(y->prob, y->expert, y->slot, y->counts),
+                                MOE_SIZES(y->T, y->E, y->K)});
+    if (m->sc->aux_loss > 0) lower_aux_loss(b, m);
+    struct moe_layer left = *y; /* what the rule lets leave; the next stage starts anew */
+    m->rule->limit(b, &left, &capacity);
+    m->dispatcher->forward(b, &left);
+    emit_add(b, m, "moe_residual", m->attended, y->y, moe_next(m->stream));
+}
+
+/* ---- the step ---- */
+
+static void lower_head(struct moe_builder *b, const struct model *m)
+{
+    const struct moe_layer *y = &m->layer;
+    emit_norm(b, m, "last_norm", m->stream, m->last_gain, m->normed);
+    moe_emit(b, (struct moe_op){.name = "predict",
+                                .kernel = MOE_K_GEMM,
+                                .type = y->type,
+                                .needs_grad = 3,
+                                .trans_b = true,
+                                MOE_READS(m->normed, m->emb),
+                                MOE_WRITES(m->prediction),
+                                MOE_SIZES(y->T, m->V, y->H)});
+    moe_emit(b, (struct moe_op){.name = "loss",
+                                .kernel = MOE_K_XENT,
+                                .type = y->type,
+                                .flops = times(b, moe_mul(b, y->T, m->V), MOE_SOFTMAX_FLOPS),
+                                MOE_READS(m->prediction, m->target),
+                                MOE_WRITES(moe_grad_out(b, m->prediction), m->loss),
+                                MOE_SIZES(y->T, m->V)});
+}
+
+/* Blocks of a stage. What may be written by the other stream comes before what reads it, so that waits
+ * follow. */
+static void lower_stage(struct moe_builder *b, struct model *m, struct moe_lower_pipe *pipe,
+                        struct moe_lower_sync *sync)
+{
+    const struct moe_layer *y = &m->layer;
+    moe_lower_pipe_clear(b, pipe);
+    moe_lower_pipe_before(b, pipe);
+    if (pipe->stage == 0) {
+        pipe->embed = moe_new_block(b, "embedding", MOE_FORWARD, false);
+        moe_emit(b, (struct moe_op){.name = "embed",
+                                    .kernel = MOE_K_EMBED,
+                                    .type = y->type,
+                                    .needs_grad = 2,
+                                    MOE_READS(m->token, m->emb),
+                                    MOE_WRITES(m->stream),
+                                    MOE_SIZES(y->T, y->H, m->V)});
+    }
+    pipe->layer = moe_new_block(b, "layer", MOE_FORWARD, true);
+    lower_layer(b, m);
+    if (pipe->stage == pipe->n_stages - 1) {
+        pipe->head = moe_new_block(b, "head", MOE_FORWARD, false);
+        lower_head(b, m);
+    }
+    moe_lower_pipe_between(b, pipe);
+    if (pipe->stage == pipe->n_stages - 1) {
+        pipe->d_head = moe_new_block(b, "head", MOE_BACKWARD, false);
+        moe_emit_backward(b, pipe->head);
+    }
+    pipe->d_layer = moe_new_block(b, "layer", MOE_BACKWARD, true);
+    moe_emit_backward(b, pipe->layer);
+    pipe->early = m->sc->overlap_grad_reduce ? moe_lower_sync_early(b, sync) : -1;
+    if (pipe->stage == 0) {
+        pipe->d_embed = moe_new_block(b, "embedding", MOE_BACKWARD, false);
+        moe_emit_backward(b, pipe->embed);
+    }
+    moe_lower_pipe_after(b, pipe);
+    moe_lower_pipe_run(b, pipe, m->sc->pipeline);
+    moe_lower_sync(b, sync);
+}
+
+/* Stages differ where the ends do, and in their layers: each is a role. */
+static void lower_stages(struct moe_builder *b, struct model *m, struct moe_lower_sync *sync)
+{
+    const struct moe_scenario *sc = m->sc;
+    int n = (int)sc->pipeline_parallel, each = (int)sc->layers / n;
+    struct moe_lower_pipe pipe;
+    moe_lower_pipe_open(b, m->stream, moe_mul(b, m->layer.T, m->layer.H), n, &pipe);
+    for (pipe.stage = 0; pipe.stage < n; pipe.stage++) {
+        if (pipe.stage) moe_new_role(b);
+        b->s->roles[b->role].first_layer = pipe.stage * each;
+        b->s->roles[b->role].end_layer = (pipe.stage + 1) * each;
+        lower_stage(b, m, &pipe, sync);
+    }
+    for (int r = 0; r < b->s->n_ranks; r++) b->s->role_of[r] = r / (b->s->n_ranks / n);
+}
+
+/* Tokens; every stage sees those of the first. */
+static void make_sizes(struct moe_builder *b, struct model *m, struct moe_groups *groups)
+{
+    struct moe_symbol local = {.scope = MOE_SCOPE_RANK, .comm = -1}, global = local;
+    int micro = moe_const(b, m->sc->micro_batches);
+    global.scope = MOE_SCOPE_GLOBAL;
+    m->layer.T = moe_sym(b, moe_new_symbol(b, "tokens", -1, false, local));
+    m->dp_tokens = moe_sym(b, moe_new_symbol(b, "tokens_of_world", -1, false, global));
+    if (m->sc->pipeline_parallel > 1)
+        m->dp_tokens = moe_ceil(b, m->dp_tokens, moe_const(b, m->sc->pipeline_parallel), 1);
+    groups->tokens = b->s->n_micro > 1 ? moe_mul(b, m->layer.T, micro) : m->layer.T;
+    groups->world_tokens = b->s->n_micro > 1 ? moe_mul(b, m->dp_tokens, micro) : m->dp_tokens;
+    m->dp = groups->dp;
+}
+
+static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
+                 const struct moe_capacity_rule *rule, struct moe_schedule **out)
+{
+    struct moe_builder b;
+    struct model m = {.sc = sc, .dispatcher = dispatcher, .rule = rule};
+    struct moe_layer *y = &m.layer;
+    struct moe_groups groups = {0};
+    struct moe_lower_sync sync;
+    moe_builder_open(&b, (int)sc->ranks, sc->tokens);
+    b.s->n_layers = y->n_layers = (int)sc->layers;
+    b.s->n_experts = y->n_experts = (int)sc->experts;
+    b.s->top_k = (int)sc->top_k;
+    b.s->n_micro = (int)sc->micro_batches;
+    y->ep_size = (int)sc->expert_parallel;
+    y->type = (enum moe_type)sc->dtype;
+    make_comms(&b, sc, &groups);
+    y->ep_comm = groups.ep;
+    make_sizes(&b, &m, &groups);
+    y->H = moe_const(&b, sc->hidden);
+    y->F = moe_const(&b, sc->ffn);
+    y->K = moe_const(&b, sc->top_k);
+    y->E = moe_const(&b, sc->experts);
+    m.V = moe_const(&b, MOE_VOCAB);
+    m.one = moe_const(&b, 1);
+    make_params(&b, &m, &groups);
+    make_buffers(&b, &m);
+    if (sc->aux_loss > 0) m.aux = buffer(&b, "aux_loss", MOE_BUF_OUTPUT, y->type, y->n_layers, m.one);
+    int err = moe_lower_sync_open(&b, sc, &groups, &sync);
+    if (err >= 0) {
+        lower_stages(&b, &m, &sync);
+        moe_sync_free(&sync.order);
+    }
+    *out = moe_builder_close(&b);
+    if (err < 0) {
+        moe_schedule_free(*out);
+        *out = NULL;
+    }
+    return err;
+}
+
+/* Both tables' rows start with their name. */
+static int find(const struct moe_scenario *sc, const char *what, const char *name, const void *table,
+                size_t size, int n)
+{
+    const char *names[8];
+    moe_assert(n <= 8);
+    for (int i = 0; i < n; i++) {
+        names[i] = *(const char *const *)((const char *)table + (size_t)i * size);
+        if (!strcmp(names[i], name)) return i;
+    }
+    char hint[MOE_HINT];
+    return moe_fail(MOE_EINPUT, "%s: unknown %s '%s'%s", sc->name, what, name,
+                    moe_hint(name, names, n, hint));
+}
+
+static int find_rule(const struct moe_scenario *sc)
+{
+    return find(sc, "capacity rule", sc->capacity.rule, capacity_rules, sizeof *capacity_rules,
+                COUNT(capacity_rules));
+}
+
+int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
+                   struct moe_schedule **out)
+{
+    int rule = find_rule(sc);
+    MOE_TRY(rule);
+    if (dispatcher->dropless && capacity_rules[rule].limit != moe_limit_dropless)
+        return moe_fail(MOE_EINPUT, "%s: dispatcher %s does not go with capacity rule %s, expected dropless",
+                        sc->name, dispatcher->name, capacity_rules[rule].name);
+    if (dispatcher->dropless && sc->counts)
+        return moe_fail(
+            MOE_EINPUT,
+            "%s: routing.counts do not say how many tokens go to a rank, which dispatcher %s needs, "
+            "expected skew and seed",
+            sc->name, dispatcher->name);
+    return lower(sc, dispatcher, &capacity_rules[rule], out);
+}
+
+int moe_lower(const struct moe_scenario *sc, struct moe_schedule **out)
+{
+    int i = find(sc, "dispatcher", sc->dispatcher, dispatchers, sizeof *dispatchers, COUNT(dispatchers));
+    MOE_TRY(i);
+    return moe_lower_with(sc, &dispatchers[i], out);
+}
