@@ -261,7 +261,7 @@ int moe_tuning_read(const char *path, struct moe_tuning *out)
     struct reader r = {.out = out};
     char *text = NULL;
     size_t bytes;
-    int err, line = 0, at = 0;
+    int err = MOE_OK, line = 0, at = 0;
     *out = (struct moe_tuning){0};
     MOE_TRY(moe_measured_load(path, &text, &bytes));
     for (size_t i = 0; i < bytes; i++)
