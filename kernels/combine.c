@@ -1,5 +1,5 @@
-/* combine.c - see combine.h. A function that adds one row knows its types; what walks over the rows does not.
- */
+/* combine.c - see combine.h. A function that adds one row knows its types; what walks over
+ * the rows does not. */
 #include "kernels/combine.h"
 
 #include <pthread.h>

@@ -141,8 +141,8 @@ void MOE_REAL(moe_ref_aux_loss_bwd)(int64_t T, int64_t E, double factor, const i
 
 /* expert [T,K] -> slot [T,K]: the place of each choice of the experts f .. f + e - 1 among these, in order of
  * expert, then token; -1 for all others. f >= 0, so -1 is never one. local [T,K] (may be NULL): expert - f of
- * these, -1 for all others. Cost: reads T*K int32, writes T*K int32 (2*T*K with local); O(T*K*e) comparisons.
- */
+ * these, -1 for all others. Cost: reads T*K int32, writes T*K int32 (2*T*K with local);
+ * O(T*K*e) comparisons. */
 void MOE_REAL(moe_ref_select)(int64_t T, int64_t e, int64_t K, int64_t f, const int32_t *expert,
                               int32_t *slot, int32_t *local);
 

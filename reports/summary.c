@@ -146,8 +146,8 @@ static int find_median_step(struct moe_store *s, const struct moe_store_info *in
 
 /* ---- where its time went ---- */
 
-/* A collective of one rank. Those with the same key and group are one collective; all ranks share one role.
- */
+/* A collective of one rank. Those with the same key and group are one collective; all
+ * ranks share one role. */
 struct entry {
     int layer, block, op, group, rank;
     int64_t entry_ns, end_ns;

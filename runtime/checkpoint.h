@@ -14,8 +14,8 @@ int moe_checkpoint_save(const char *prefix, struct moe_execution *x);
 
 /* Replaces all parameters, state and the number of steps done. Reads the files of all ranks that saved.
  * Errors: MOE_EINPUT naming the file that is missing, foreign, truncated, of another model (tensors, heads,
- * sequence, type or optimizer differ) or of another step than PREFIX.ckpt0. Then the execution is of no use.
- */
+ * sequence, type or optimizer differ) or of another step than PREFIX.ckpt0. Then the
+ * execution is of no use. */
 int moe_checkpoint_load(const char *prefix, struct moe_execution *x);
 
 #endif

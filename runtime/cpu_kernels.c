@@ -12,8 +12,8 @@
 #define cblas_gemm cblas_sgemm
 #endif
 
-/* moe_ref_gemm by BLAS, which refuses leading dimensions of zero and so cannot be asked for empty products.
- */
+/* moe_ref_gemm by BLAS, which refuses leading dimensions of zero and so cannot be asked
+ * for empty products. */
 static void gemm(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, const moe_real *A,
                  const moe_real *B, moe_real *C, bool add)
 {

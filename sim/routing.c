@@ -177,8 +177,8 @@ static void set_layer(const struct moe_routing *r, struct draws *d, int layer)
     d->layer = layer;
     shuffle_weights(d->weight, r->n_experts, r->skew, r->seed, layer);
     for (int e = 0; e < r->n_experts; e++) d->cumulative[e] = d->weight[e] + (e ? d->cumulative[e - 1] : 0);
-    /* Rounding keeps order: no number of a bucket is below its first one, nor its expert before that one's.
-     */
+    /* Rounding keeps order: no number of a bucket is below its first one, nor its expert
+     * before that one's. */
     for (int b = 0, e = 0; b < BUCKETS; b++) {
         double first = (double)b / BUCKETS * d->cumulative[r->n_experts - 1];
         while (e < r->n_experts - 1 && d->cumulative[e] <= first) e++;

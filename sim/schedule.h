@@ -5,7 +5,8 @@
  * itinerary (which block runs for which layer of which micro-batch, in host order). Host order is primary:
  * streams and communicator order follow from it. Sizes are expressions over symbols; a symbol is a row or
  * column sum of an int64 buffer (token counts) that the host knows once a host sync has read that buffer.
- * Sizes met: 4 to 16,384 ranks, 1 to 20 roles, 7 blocks of up to 40 operations, 2 to 60 layers. */
+ * Sizes met: 4 to 16,384 ranks, 1 to 20 roles, up to 20 blocks of up to 60 operations each,
+ * 2 to 60 layers. */
 #ifndef MOE_SCHEDULE_H
 #define MOE_SCHEDULE_H
 
@@ -242,8 +243,7 @@ struct moe_op {
     int comm;                       /* COLLECTIVE */
     enum moe_type type;             /* element type of the data moved or computed */
     int stream;
-    uint32_t
-        waits; /* bit s: starts after everything issued before it on stream s; HOST_SYNC: the host waits */
+    uint32_t waits; /* bit s: starts after all issued before it on stream s; HOST_SYNC: the host waits */
     int send, recv; /* COLLECTIVE: expressions, elements, as this rank believes them */
     int n_reads, n_writes;
     struct moe_ref reads[MOE_REFS], writes[MOE_REFS];

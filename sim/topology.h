@@ -15,9 +15,9 @@
  *   gemm:    {sms: 132, shared: 227 KiB, peak: 989 TFLOP/s, peak_memory: 3.35 TB/s, shared_rate: 33 TB/s,
  *             launch: 2.5 us, ... (gemm.h), source: ...}
  *   experts: {memory_share: 95 %, ... (gemm.h), source: ...}
- *   deepep:  {sms: 20, one_node: {dispatch: {start: 22.6 us, ... (deepep_numbers.h)}, combine: {...}, error:
- * 8 %}, nodes: {dispatch: {...}, combine: {...}}, source: ...} host:    {cores: 2, slice: 3 ms, scalar: 5
- * GFLOP/s, call: 1 us, source: ...}
+ *   deepep:  {sms: 20, one_node: {dispatch: {start: 22.6 us, ... (deepep_numbers.h)}, combine: {...},
+ *             error: 8 %}, nodes: {dispatch: {...}, combine: {...}}, source: ...}
+ *   host:    {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: ...}
  *
  * All keys are required but for error, bus (of kind shared only), matmul_bfloat16 where it is not used, and
  * the blocks from nccl on; source says where the numbers of its block come from. error, in gpu, gemm,

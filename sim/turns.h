@@ -33,14 +33,14 @@ struct moe_turns {
 void moe_turns_init(struct moe_turns *t, int n_ranks, int per_node, int cores, moe_ps slice);
 void moe_turns_free(struct moe_turns *t); /* what it holds */
 
-/* A rank has `work` to do; it had none. Work of 0 ends as soon as the rank has a core. Time never goes back.
- */
+/* A rank has `work` to do; it had none. Work of 0 ends as soon as the rank has a core.
+ * Time never goes back. */
 void moe_turns_work(struct moe_turns *t, moe_ps now, int rank, moe_ps work);
 /* A rank without work gives up its core, if it has one. */
 void moe_turns_leave(struct moe_turns *t, moe_ps now, int rank);
 
-/* When the next work ends or the next turn is over, INT64_MAX: never. Cost, also of moe_turns_end: O(ranks).
- */
+/* When the next work ends or the next turn is over, INT64_MAX: never. Cost, also of
+ * moe_turns_end: O(ranks). */
 moe_ps moe_turns_next(const struct moe_turns *t);
 /* Goes on to `now`, the value of moe_turns_next: ended [n_ended]. */
 void moe_turns_end(struct moe_turns *t, moe_ps now);

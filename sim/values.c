@@ -3,8 +3,8 @@
  * A cell is one int64 buffer in one slot on one rank; without content (NULL) it was never written, or from
  * something unknown. Content never changes, so that members of a group share what they all get. In-place
  * collectives are right because all outputs are built before the first is stored. What symbols make of
- * content is kept for each rank until it asks about other content: it asks often, and of one layer at a time.
- */
+ * content is kept for each rank until it asks about other content: it asks often, and of
+ * one layer at a time. */
 #include "sim/values.h"
 
 #include <stdlib.h>

@@ -68,8 +68,8 @@ static inline int fixture_expr(struct moe_schedule *s, struct moe_expr e)
     return s->n_exprs++;
 }
 
-/* One fault on one rank, of the four kinds that a user makes; returns the name of the operation it touches.
- */
+/* One fault on one rank, of the four kinds that a user makes; returns the name of the
+ * operation it touches. */
 static inline const char *fixture_mutate(struct moe_schedule *s, const char *fault, int rank)
 {
     struct moe_role *role = moe_schedule_split_role(s, rank);

@@ -2,12 +2,14 @@
  *
  * Three sources, told apart by content and never by name:
  *   CSV   a header line names the columns, in any order: op, size_bytes (or bytes), num_gpus (or gpus),
- * time_us (or oop_time_us, ip_time_us); dtype (or type), nodes and machine when there; others are ignored.
- * Names in any case. Fields may be quoted. Lines that begin with # are notes. log   what nccl-tests prints
- * since 2019, with mpirun's tags and NCCL's own lines between, several runs in a row. Columns are those of
- * the table's header: error or #wrong, 4 or 8 values a block, time or cputime, a timestamp, an empty redop or
- * out-of-place block. JSON what nccl-tests -J writes, versions 1 to 3. Its `env` may hold secrets: nothing of
- * it is kept, nor said in an error. Sizes met: 10 to 1,000 rows, logs of 1 MB; files over 256 MB are refused.
+ *         time_us (or oop_time_us, ip_time_us); dtype (or type), nodes and machine when there; others are
+ *         ignored. Names in any case. Fields may be quoted. Lines that begin with # are notes.
+ *   log   what nccl-tests prints since 2019, with mpirun's tags and NCCL's own lines between, several runs
+ *         in a row. Columns are those of the table's header: error or #wrong, 4 or 8 values a block, time or
+ *         cputime, a timestamp, an empty redop or out-of-place block.
+ *   JSON  what nccl-tests -J writes, versions 1 to 3. Its `env` may hold secrets: nothing of it is kept, nor
+ *         said in an error.
+ * Sizes met: 10 to 1,000 rows, logs of 1 MB; files over 256 MB are refused.
  *
  * Source: nccl-tests 2.0 to 2.19.6, src/common.cu and src/util.cu. */
 #ifndef MOE_MEASURED_H

@@ -85,8 +85,8 @@ static void read_config(struct run *r, const struct words *w)
     r->devices.per_process = moe_measured_per_process(number(w->item[1]), number(w->item[3]));
 }
 
-/* "Rank  0 Group  0 Pid  6899 on HOST device  0 [0000:04:00] NVIDIA H100"; older ones without group or pid.
- */
+/* "Rank  0 Group  0 Pid  6899 on HOST device  0 [0000:04:00] NVIDIA H100"; older ones
+ * without group or pid. */
 static bool read_device(struct run *r, const struct words *w)
 {
     int group = 0;

@@ -15,8 +15,8 @@
 int moe_store_exec(struct moe_store *s, const char *sql, char **first);
 
 char *moe_store_join(const char *path, const char *suffix); /* path and suffix in one, to be freed */
-/* Errors: MOE_EINPUT when the file is no store that this program reads, or is shorter than its header says.
- */
+/* Errors: MOE_EINPUT when the file is no store that this program reads, or is shorter
+ * than its header says. */
 int moe_store_check_file(const char *path);
 
 #endif

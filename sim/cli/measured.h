@@ -51,8 +51,8 @@ struct moe_cli_tuning {
     int n_repeated; /* tables of a number of GPUs that had one */
     int n_unusable; /* of several nodes, more GPUs than a node has, or an unknown number */
 };
-/* Errors: those of the reader; MOE_EINPUT when --tuning holds none that can be used. To be freed in any case.
- */
+/* Errors: those of the reader; MOE_EINPUT when --tuning holds none that can be used. To be
+ * freed in any case. */
 int moe_cli_tuning_load(const struct moe_args *args, const struct moe_topo *t, struct moe_cli_tuning *out);
 void moe_cli_tuning_free(struct moe_cli_tuning *t);
 

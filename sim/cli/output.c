@@ -58,8 +58,8 @@ int moe_output_check(const struct moe_args *args, const char *option, const char
     return MOE_OK;
 }
 
-/* Where the file is written; true: beside its place, not to what is there and no file, as a pipe or a link.
- */
+/* Where the file is written; true: beside its place, not to what is there and no file, as
+ * a pipe or a link. */
 static bool writes_beside(const char *path, char out[PATH_MAX])
 {
     struct stat st;

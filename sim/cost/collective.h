@@ -12,8 +12,8 @@
  * of every block, through the members node by node, and turned so that every NIC is crossed by one of them.
  * Machines whose topology has a block `nccl` take the latencies and rates of nccl.h on one node; over
  * several, the latency and protocol of what NCCL runs there (ring, tree, PAT), and what the links allow,
- * which is as much for each of them. Else a flow takes its path's latency, once or for each step of a ring.
- */
+ * which is as much for each of them. Else a flow takes its path's latency, once or for
+ * each step of a ring. */
 #ifndef MOE_COLLECTIVE_H
 #define MOE_COLLECTIVE_H
 

@@ -41,8 +41,7 @@ static int64_t clamp(int64_t value, int64_t least, int64_t most)
 }
 
 /* The rates that NCCL's search tries for an NVLS channel, GB/s (src/graph/search.cc): it has one for each
- * GPU.
- */
+ * GPU. */
 static double nvls_rate(const struct moe_nccl *p, double usable_Bps, int ranks)
 {
     static const double hopper[] = {60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3, 0},
@@ -60,8 +59,8 @@ static double choose(const struct moe_nccl *p, const struct moe_nccl_case *c, in
     double limit[MOE_NCCL_ARCHS][MOE_NCCL_SCALES], latency_s = 0, rate_Bps;
     struct moe_nccl_graph ring = {p->ring_channels, p->ring_Bps, p->ring_Bps}, nvls = {0};
     if (nodes > 1) ring.inter_Bps = fmin(p->ring_Bps, node_Bps / p->ring_channels);
-    /* Without registered buffers NCCL takes NVLS for all-reduce alone; two GPUs have nothing to add up there.
-     */
+    /* Without registered buffers NCCL takes NVLS for all-reduce alone; two GPUs have
+     * nothing to add up there. */
     if (nodes == 1 && p->arch >= 90 && c->is_float && c->ranks > 2 && c->kind == MOE_ALLREDUCE)
         nvls = (struct moe_nccl_graph){
             .channels = c->ranks,

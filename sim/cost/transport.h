@@ -4,8 +4,8 @@
  * has for a node says the routing, when the group has as many members on each of its nodes; else, and for
  * counts, as many bytes go to a node as to all of its ranks, which is the most that there can be.
  *
- * A group of one rank, and ranks that are processes of a host, move everything as NCCL's collectives would.
- */
+ * A group of one rank, and ranks that are processes of a host, move everything as NCCL's
+ * collectives would. */
 #ifndef MOE_TRANSPORT_H
 #define MOE_TRANSPORT_H
 

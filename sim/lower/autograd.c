@@ -122,8 +122,8 @@ static void backward_by_rule(struct moe_builder *b, int block, const struct moe_
     moe_emit(b, op);
 }
 
-/* Gradients go back the way the data came: what was gathered is summed where it came from, and the reverse.
- */
+/* Gradients go back the way the data came: what was gathered is summed where it came
+ * from, and the reverse. */
 static void backward_collective(struct moe_builder *b, int block, const struct moe_op *f)
 {
     static const enum moe_collective reverse[] = {[MOE_ALLTOALL] = MOE_ALLTOALL,

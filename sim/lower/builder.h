@@ -41,8 +41,8 @@ int moe_trunc(struct moe_builder *b, int x, double factor);           /* x * fac
 int moe_new_symbol(struct moe_builder *b, const char *name, int buffer, bool by_row, struct moe_symbol like);
 int moe_new_buffer(struct moe_builder *b, const char *name, enum moe_buffer_role role, enum moe_type type,
                    int slots, int extent);
-/* A parameter: its buffer and the buffer of its gradient; the other members as in `like`. Returns the buffer.
- */
+/* A parameter: its buffer and the buffer of its gradient; the other members as in `like`.
+ * Returns the buffer. */
 int moe_new_param(struct moe_builder *b, const char *name, enum moe_type type, int slots, int extent,
                   struct moe_param like);
 /* A sum of squares, float64 [1], that must cover the ranks of the group in `replicas`. Returns the buffer. */
@@ -51,8 +51,7 @@ int moe_new_norm(struct moe_builder *b, const char *name, int replicas);
 int moe_new_comm(struct moe_builder *b, const char *name, int n_groups, const int *key);
 
 /* Goes on with a role of its own, which no rank has yet. Buffers of the same name are those of the roles
- * before.
- */
+ * before. */
 void moe_new_role(struct moe_builder *b);
 
 /* Starts a block; operations go there until the next call. */

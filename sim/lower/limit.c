@@ -7,8 +7,8 @@ static struct moe_ref number(struct moe_builder *b, const struct moe_layer *m, c
     return moe_ref(moe_new_buffer(b, name, MOE_BUF_INDEX, MOE_I64, m->n_layers, moe_const(b, 1)));
 }
 
-/* What the host makes of a number on the device: the largest of the group when they agree, then a host sync.
- */
+/* What the host makes of a number on the device: the largest of the group when they agree,
+ * then a host sync. */
 static int read_number(struct moe_builder *b, const struct moe_layer *m, const char *name, struct moe_ref own,
                        bool agree)
 {

@@ -83,8 +83,8 @@ static struct moe_ref param(struct moe_builder *b, const struct model *m, const 
     return moe_ref(buffer);
 }
 
-/* Initial values keep rows at a norm of about sqrt(H) behind each norm; the outputs of a layer start small.
- */
+/* Initial values keep rows at a norm of about sqrt(H) behind each norm; the outputs of a
+ * layer start small. */
 static void make_params(struct moe_builder *b, struct model *m, const struct moe_groups *groups)
 {
     struct moe_layer *y = &m->layer;
@@ -320,8 +320,8 @@ static void lower_attention(struct moe_builder *b, const struct model *m)
 }
 
 /* Choice i of a token costs the square of how popular expert i is with all ranks (founding_cases.md A.0b 7).
- * The loss is summed over tokens like the cross entropy, so it is multiplied by the tokens of all ranks here.
- */
+ * The loss is summed over tokens like the cross entropy, so it is multiplied by the tokens
+ * of all ranks here. */
 static void lower_aux_loss(struct moe_builder *b, const struct model *m)
 {
     const struct moe_layer *y = &m->layer;

@@ -79,8 +79,8 @@ void moe_lower_limit(struct moe_builder *b, struct moe_layer *m, const struct mo
 /* From here on the layer weighs rows by prob / (its sum over the experts that a token has now). */
 void moe_lower_normalize(struct moe_builder *b, struct moe_layer *m);
 
-/* The experts: rows [n, H] by local expert, `group` the symbol with each expert's rows; returns rows [n, H].
- */
+/* The experts: rows [n, H] by local expert, `group` the symbol with each expert's rows;
+ * returns rows [n, H]. */
 struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *m, struct moe_ref rows, int n,
                                  int group);
 /* Tokens that reached a rank whole, with all their choices. */

@@ -52,8 +52,8 @@ static int64_t largest(int64_t mine)
     return most;
 }
 
-static double
-largest_double(double mine) /* of numbers from 0 on, whose bits are in their order; NaN is above */
+/* Of numbers from 0 on, whose bits are in their order; NaN is above. */
+static double largest_double(double mine)
 {
     int64_t bits;
     memcpy(&bits, &mine, sizeof bits);
@@ -253,8 +253,8 @@ static const char *const rule_text[] = {RULES(X)};
 static struct {
     int malformed, same;       /* not a schedule; nothing changed: others are drawn */
     int ends[END_COUNT][2][2]; /* how it ended, asked before, told */
-    int alarms[RULE_COUNT], misses[RULE_COUNT],
-        unlike; /* unlike: asking made a good end of a bad one, or else */
+    int alarms[RULE_COUNT], misses[RULE_COUNT];
+    int unlike; /* asking made a good end of a bad one, or else */
 } tally[KIND_COUNT];
 
 struct outcome {
@@ -353,8 +353,8 @@ static struct outcome run_steps_of(const struct trial *t, struct how how)
     return out;
 }
 
-/* What is equal to the bit after a step must stay so: the optimizer's state counts from the second step on.
- */
+/* What is equal to the bit after a step must stay so: the optimizer's state counts from
+ * the second step on. */
 static struct outcome execute(const struct trial *t, double timeout_s, bool agree)
 {
     struct outcome out = run_steps_of(t, (struct how){1, timeout_s, .agree = agree});

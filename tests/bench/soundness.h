@@ -40,8 +40,8 @@ extern const char *const end_text[];
 
 /* Steps of a schedule on a communicator of its own. Its buffers lie in memory that it owns, each with its
  * end at memory that nobody may touch, so that a kernel that reads or writes outside of them ends in a signal
- * and harms nothing. What a collective that never ended may still write stays mapped until the program ends.
- */
+ * and harms nothing. What a collective that never ended may still write stays mapped until
+ * the program ends. */
 struct run {
     struct moe_communicator *comm;
     struct moe_device *device;

@@ -180,8 +180,8 @@ static void check_truncation(void)
     copy->table->close(copy); /* must not wait for the others */
 }
 
-/* Members whose beliefs are those of a transfer learn `expected`, or (NULL) that they agree; nothing moved.
- */
+/* Members whose beliefs are those of a transfer learn `expected`, or (NULL) that they
+ * agree; nothing moved. */
 static void expect_agreement(const struct moe_op *op, const char *label, const int64_t *send,
                              const int64_t *recv, const char *expected)
 {

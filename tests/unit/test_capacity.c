@@ -343,8 +343,8 @@ static void test_layers_differ(void **state)
     moe_scenario_free(sc);
 }
 
-/* Rank 2 takes the sum where the others take the largest; and a maximum of what is no integer is malformed.
- */
+/* Rank 2 takes the sum where the others take the largest; and a maximum of what is no
+ * integer is malformed. */
 static void test_other_reduction(void **state)
 {
     (void)state;

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-/* A machine of 8 GPUs a node; with nccl parameters near those of an H100, drawn a factor of two around them.
- */
+/* A machine of 8 GPUs a node; with nccl parameters near those of an H100, drawn a factor
+ * of two around them. */
 static struct moe_topo machine(uint64_t stream, bool nccl)
 {
     struct moe_topo t = {.gpus_per_node = 8,

@@ -223,8 +223,8 @@ static void set(void *reals, enum moe_type type, int64_t i, double value)
         ((float *)reals)[i] = (float)value;
 }
 
-/* Random tensors in [-1, 1) that float holds (prob apart), a routing of TOPK and LIMIT, DLOSS = 1, NORM = 2.
- */
+/* Random tensors in [-1, 1) that float holds (prob apart), a routing of TOPK and LIMIT,
+ * DLOSS = 1, NORM = 2. */
 static void make_world(const struct shape *s, enum moe_type type, void *data[TENSOR_COUNT])
 {
     for (enum tensor i = 0; i < TENSOR_COUNT; i++) {
@@ -268,8 +268,8 @@ static void make_outputs(const struct call *c, const struct shape *s, enum moe_t
     }
 }
 
-/* One call through the device; accumulating: the write that adds, or -1. Tensors without elements are NULL.
- */
+/* One call through the device; accumulating: the write that adds, or -1. Tensors without
+ * elements are NULL. */
 static void run(const struct call *c, const struct shape *s, enum moe_type type, void *const data[],
                 void *const out[], int accumulating)
 {

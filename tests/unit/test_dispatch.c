@@ -5,9 +5,10 @@
  * float32. Every rank has the tokens {0 1}, {2 3}, {1 2} but rank 3, which has none. The members 0 1 of the
  * first group send rows to each other, not to themselves; of the second, only rank 2 has something to send.
  *   alltoall  Of the choices, three are of member 0 and three of member 1: each of ranks 0, 1, 2 sends 3 rows
- * of 8. Together 9 rows x 8 x 4 bytes = 288. deepep    Member 0 has a choice of the tokens 0 and 2, member 1
- * of 1 and 2: each sends 2 rows. Together 6 rows x 8 x 4 = 192 bytes; with each row the probabilities of 2
- * experts, 6 x 2 x 4 = 48, and 2 choices, 48. Back as many rows of 8, and as much again backward. */
+ *             of 8. Together 9 rows x 8 x 4 bytes = 288.
+ *   deepep    Member 0 has a choice of the tokens 0 and 2, member 1 of 1 and 2: each sends 2 rows. Together
+ *             6 rows x 8 x 4 = 192 bytes; with each row the probabilities of 2 experts, 6 x 2 x 4 = 48, and
+ *             2 choices, 48. Back as many rows of 8, and as much again backward. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -103,7 +104,6 @@ static void test_faults_are_named(void **state)
     }
 }
 
-/* Readers ask SPREAD for the size of the group. */
 /* Gradients of what is dispatched come home, those of what comes home are dispatched; counts have none. */
 static void test_transports(void **state)
 {

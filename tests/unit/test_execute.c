@@ -145,8 +145,8 @@ static void test_number_of_the_step(void **state)
     close_rig(rig);
 }
 
-/* Without embed, x of the second step is what nobody wrote: NaN when poisoned, else what the first step left.
- */
+/* Without embed, x of the second step is what nobody wrote: NaN when poisoned, else what
+ * the first step left. */
 static void test_poison(void **state)
 {
     (void)state;

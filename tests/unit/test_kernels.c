@@ -1,5 +1,5 @@
-/* test_kernels - the reference kernels on vectors that are solved by hand, and what makes attention causal.
- */
+/* test_kernels - the reference kernels on vectors that are solved by hand, and what makes
+ * attention causal. */
 #include "kernels/ref.h"
 
 #include <math.h>

@@ -34,8 +34,8 @@ static void assert_cost(const struct moe_tuning_table *t, const char *op, const 
     assert_true(rate == 0);
 }
 
-/* Times and tags before, as mpirun and NCCL put them, do not matter; the word before "[0]" names the thread.
- */
+/* Times and tags before, as mpirun and NCCL put them, do not matter; the word before "[0]"
+ * names the thread. */
 #define A "[1,0]<stdout>:n1:10:20 [0] NCCL INFO "
 #define B "[2025-01-01 00:00:00] n2:11:21 [0] NCCL INFO "
 

@@ -3,8 +3,8 @@
 #include "sim/cost/onesided.h"
 #include "tests/unit/plan.h"
 
-/* 4 ranks, 2 of them for a token: 1.5 others. 1000 tokens are 500 rows to each rank, of 1000 bytes: 0.5 MB.
- */
+/* 4 ranks, 2 of them for a token: 1.5 others. 1000 tokens are 500 rows to each rank, of
+ * 1000 bytes: 0.5 MB. */
 static const struct moe_onesided_case four = {.ranks = 4, .top_k = 2, .tokens = 1000, .row_bytes = 1000};
 static const struct moe_onesided latencies = {.start_s = 10e-6, .target_s = 2e-6, .token_s = 5e-9};
 

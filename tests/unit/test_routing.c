@@ -111,8 +111,8 @@ static void test_repeats(void **state)
 }
 
 /* One draw, as the header says it, in the plainest way: the n-th number of the stream is laid along the
- * weights, again while it hits a taken expert, 15 times. After that the free ones are laid out by themselves.
- */
+ * weights, again while it hits a taken expert, 15 times. After that the free ones are laid
+ * out by themselves. */
 static int drawn(const double *weight, const bool *taken, int E, uint64_t stream, uint64_t nth)
 {
     double all = 0, before, u;

@@ -248,11 +248,12 @@ static void test_alltoall_alone(void **state)
 }
 
 /* No launch time, no latency. Counts: 3 flows of 8 B on each link: 0.024 us. Then 0 -> 1: 4000 B, 0 -> 3:
- * 1000, 1 -> 3: 1000, 2 -> 3: 2000. The way into 3 is full at 333 B/us each, 0 -> 1 gets the other 667. 3 us:
- * 0 -> 3 and 1 -> 3 end; left are 1000 B of 2 -> 3 and 2000 B of 0 -> 1, at 1000 B/us each 4 us: 2 -> 3 ends;
- * ranks 2 and 3 leave          5 us: 0 -> 1 ends; ranks 0 and 1 leave The block runs twice: the second time
- * ranks 2 and 3 wait 1 us for the exchange, while the first move is still going on, and all is as before: 2
- * * 5.024 us. */
+ * 1000, 1 -> 3: 1000, 2 -> 3: 2000. The way into 3 is full at 333 B/us each, 0 -> 1 gets the other 667.
+ *   3 us   0 -> 3 and 1 -> 3 end; left are 1000 B of 2 -> 3 and 2000 B of 0 -> 1, at 1000 B/us each
+ *   4 us   2 -> 3 ends; ranks 2 and 3 leave
+ *   5 us   0 -> 1 ends; ranks 0 and 1 leave
+ * The block runs twice: the second time ranks 2 and 3 wait 1 us for the exchange, while the first move is
+ * still going on, and all is as before: 2 x 5.024 us. */
 static void test_unequal_alltoall(void **state)
 {
     (void)state;
@@ -292,8 +293,8 @@ static void test_late_rank(void **state)
     moe_sim_free(&out);
 }
 
-/* The move runs from 1 to 7 us; A, issued at 2 us, hides 2 us of it; B waits for it and runs from 7 to 9 us.
- */
+/* The move runs from 1 to 7 us; A, issued at 2 us, hides 2 us of it; B waits for it and
+ * runs from 7 to 9 us. */
 static void test_overlap(void **state)
 {
     (void)state;
@@ -340,8 +341,8 @@ static void test_one_communicator_on_two_streams(void **state)
     moe_sim_free(&out);
 }
 
-/* 4000 B: each member sends 2 * 3/4 of them, 6 us, in 6 steps of 2 us of latency; three times, from 1 us on.
- */
+/* 4000 B: each member sends 2 * 3/4 of them, 6 us, in 6 steps of 2 us of latency; three
+ * times, from 1 us on. */
 static void test_allreduce(void **state)
 {
     (void)state;
@@ -389,8 +390,9 @@ static void ring_of_blocks(struct moe_builder *b, enum moe_collective kind)
 }
 
 /* Two nodes of two and two rings with half of each block, 0 1 2 3 and 1 0 3 2, each NIC crossed by one, at
- * 100 B/us. Of 40,000 B allgather      1 -> 2 all but block 2: 14,000; 3 -> 0 18,000, 180 us; 0 -> 3 12,000;
- * 2 -> 1 16,000 reducescatter  1 -> 2 all but block 1: 16,000; 3 -> 0 12,000; 0 -> 3 18,000; 2 -> 1 14,000
+ * 100 B/us. Of 40,000 B
+ *   allgather      1 -> 2 all but block 2: 14,000; 3 -> 0 18,000, 180 us; 0 -> 3 12,000; 2 -> 1 16,000
+ *   reducescatter  1 -> 2 all but block 1: 16,000; 3 -> 0 12,000; 0 -> 3 18,000; 2 -> 1 14,000
  * behind 2 steps of 2 us and one of 5 us. All leave together. */
 static void test_rings_of_unequal_blocks(void **state)
 {

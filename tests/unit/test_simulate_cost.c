@@ -43,8 +43,8 @@ static void expect_us(struct moe_builder *b, const struct moe_routing *r, int us
     expect_s(b, r, &machine, us * 1e-6);
 }
 
-/* 8000 B take 2 us; 5 * 10^6 FLOP beside them 5 us in float32, 10 us in float64, and 10^6 make no difference.
- */
+/* 8000 B take 2 us; 5 * 10^6 FLOP beside them 5 us in float32, 10 us in float64, and 10^6
+ * make no difference. */
 static void test_memory(void **state)
 {
     (void)state;
@@ -66,8 +66,8 @@ static void test_memory(void **state)
 
 /* [N, N] x [N, N]: 2 N^3 FLOP, 3 N^2 elements.
  * N = 3000: 54 * 10^9 FLOP: 54,000 us in float32 (memory: 27,000), 108,000 us in float64.
- * N = 300: 54 us of arithmetic, but 1.08 MB: 270 us in float32, 540 us in float64; half of 270 in bfloat16.
- */
+ * N = 300: 54 us of arithmetic, but 1.08 MB: 270 us in float32, 540 us in float64; half
+ * of 270 in bfloat16. */
 static void test_product(void **state)
 {
     (void)state;

@@ -111,8 +111,8 @@ static bool moves_rows(const struct moe_sim_row *row)
 }
 
 /* What is sent arrives: dispatch, combine and their backward each move every row that changes its rank, H
- * float32; the bytes of collectives are those on links (a flow crosses links of one class on this machine).
- */
+ * float32; the bytes of collectives are those on links (a flow crosses links of one class
+ * on this machine). */
 static void test_conservation(void **state)
 {
     (void)state;

@@ -281,8 +281,8 @@ static void a_host_has_cores(void **state)
     assert_non_null(strstr(moe_error(), "yaml:6: slice: expected 1 us or more, not '1e-8 us'"));
 }
 
-/* What a block nccl leaves out stands where a fit starts, unless it was fitted; port is what the links have.
- */
+/* What a block nccl leaves out stands where a fit starts, unless it was fitted; port is
+ * what the links have. */
 static void a_machine_has_channels(void **state)
 {
     (void)state;

@@ -195,8 +195,8 @@ static void expect_nccl(const struct world *w, const struct moe_topo *t, enum mo
     free(nccl.flow);
 }
 
-/* Errors are those of the kernels that run; a host, a rank alone and NCCL have NCCL's plans; a bus has none.
- */
+/* Errors are those of the kernels that run; a host, a rank alone and NCCL have NCCL's
+ * plans; a bus has none. */
 static void where_it_runs(void **state)
 {
     (void)state;

@@ -1,12 +1,14 @@
 /* Values: count buffers hold what kernels and collectives put there; the host knows it after a sync.
  *
  * The schedule by hand: 4 ranks, 4 experts, 1 expert a rank, 2 layers. Communicator 0 is the world, 1 "ep"
- * has the groups {0, 2} and {1, 3}. counts      [2 peers, 2]   COUNTS, a slot a layer: what this rank sends
- * to the experts of each peer peer_counts [2 peers, 2]   what arrives, through an all-to-all of 2 elements a
- * peer over ep sums        [4]            all-reduce of counts over the world ragged through an all-to-all
- * whose sizes are the symbol "to" rows                       float32: of no concern here Symbols: to (PEER,
- * row sums of counts), from (PEER, row sums of peer_counts), by_expert (column sums of peer_counts), all
- * (tokens). */
+ * has the groups {0, 2} and {1, 3}.
+ *   counts       [2 peers, 2]  COUNTS, a slot a layer: what this rank sends to the experts of each peer
+ *   peer_counts  [2 peers, 2]  what arrives, through an all-to-all of 2 elements a peer over ep
+ *   sums         [4]           all-reduce of counts over the world
+ *   ragged                     through an all-to-all whose sizes are the symbol "to"
+ *   rows                       float32: of no concern here
+ * Symbols: to (PEER, row sums of counts), from (PEER, row sums of peer_counts), by_expert (column sums of
+ * peer_counts), all (tokens). */
 #include "sim/values.h"
 
 #include <stdlib.h>
