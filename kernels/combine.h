@@ -40,8 +40,9 @@ struct moe_combine {
  * sum [T,H] is workspace of 4 * T * H bytes; f32 and bf16 need none.
  *
  * Result: up to two rows on top of zero, or one on top of y, give the same bits in every order (a + b =
- * b + a; bits of NaN excepted); more do not. With u = 2^-24 for float, v = 2^-8 for bf16, and S the sum of the
- * absolute values of the exact products (and of y, with `add`), where nothing over- or underflows:
+ * b + a; bits of NaN excepted); more do not. With u = 2^-24 for float, v = 2^-8 for bf16, and S the
+ * sum of the absolute values of the exact products (and of y, with `add`), where nothing over- or
+ * underflows:
  *   f32    |y - exact| <= ((1 + u)^m - 1) * S, where m = K from zero, K + 1 with `add`: the roundings
  *          of a term
  *   bf16   |y - exact| <= ((1 + u) * (1 + v)^m - 1) * S: a product is rounded to float before

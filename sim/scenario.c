@@ -25,7 +25,6 @@ static const char *const dtypes[] = {"float32", "float64", "bfloat16", NULL};
 static const char *const optimizers[] = {"adamw", "sgd", NULL};
 static const char *const pipelines[] = {"1f1b", "gpipe", NULL};
 static const char *const losses[] = {"per_token", "mean_of_ranks", NULL};
-static const char *const drops[] = {"probs", "position", NULL};
 static const char *const booleans[] = {"false", "true", NULL};
 static const struct moe_key top_keys[] = {
     {"model", MOE_KEY_NODE, FIELD(node.model), .required = true},
@@ -54,39 +53,6 @@ static const struct moe_key model_keys[] = {
     {"heads", MOE_KEY_INT, FIELD(sc.heads), .min = 0, .max = 1024},
     {"sequence", MOE_KEY_INT, FIELD(sc.sequence), .min = 1, .max = 1 << 20},
 };
-#define CAPACITY(member) FIELD(sc.capacity.member)
-#define RULE                                                                                                 \
-    {                                                                                                        \
-        "rule", MOE_KEY_TEXT, CAPACITY(rule), .required = true                                               \
-    }
-#define FACTOR(least)                                                                                        \
-    {                                                                                                        \
-        "factor", MOE_KEY_REAL, CAPACITY(factor), .min = (least), .max = 1e6                                 \
-    }
-#define YES_OR_NO(key)                                                                                       \
-    {                                                                                                        \
-#key, MOE_KEY_CHOICE, CAPACITY(key), .choices = booleans                                             \
-    }
-#define NUMBER(key, least, most)                                                                             \
-    {                                                                                                        \
-#key, MOE_KEY_INT, CAPACITY(key), .min = (least), .max = (most)                                      \
-    }
-#define DROP                                                                                                 \
-    {                                                                                                        \
-        "drop", MOE_KEY_CHOICE, CAPACITY(by_position), .choices = drops                                      \
-    }
-#define GROUP NUMBER(group_tokens, 0, 1 << 24)
-static const struct moe_key dropless_keys[] = {RULE};
-static const struct moe_key megatron_keys[] = {RULE, FACTOR(1e-6), DROP, YES_OR_NO(pad), GROUP};
-#define DEEPSPEED                                                                                            \
-    RULE, FACTOR(1e-6), NUMBER(min_capacity, 0, 1 << 24), YES_OR_NO(drop_tokens), YES_OR_NO(agree),          \
-        YES_OR_NO(clamp), GROUP
-static const struct moe_key deepspeed_keys[] = {DEEPSPEED};
-static const struct moe_key deepspeed_one_keys[] = {DEEPSPEED, YES_OR_NO(random_tokens),
-                                                    NUMBER(seed, 0, 1e15)};
-static const struct moe_key deepspeed_many_keys[] = {DEEPSPEED, DROP};
-static const struct moe_key tutel_keys[] = {RULE, FACTOR(-1e6), YES_OR_NO(unequal_tokens),
-                                            NUMBER(align, 1, 1 << 24), GROUP};
 static const struct moe_key layout_keys[] = {
     {"ranks", MOE_KEY_INT, FIELD(sc.ranks), .required = true, .min = 1, .max = 16384},
     {"expert_parallel", MOE_KEY_INT, FIELD(sc.expert_parallel), .min = 1, .max = 16384},
@@ -199,24 +165,6 @@ static const struct moe_yaml *value_of(const struct moe_yaml *map, const char *k
     return NULL;
 }
 
-/* Keys by rule; of a rule that nobody knows moe_lower says so, so that its keys do not matter. */
-static int read_capacity(const struct moe_yaml *node, struct draft *d)
-{
-    const struct moe_yaml *rule = value_of(node, "rule");
-    const char *name = rule && rule->kind == MOE_YAML_SCALAR ? rule->text : "";
-    int64_t K = d->sc.top_k;
-#define READ(keys) moe_yaml_read(node, keys, COUNT(keys), d)
-    if (!strcmp(name, "megatron")) return READ(megatron_keys);
-    if (!strcmp(name, "tutel")) return READ(tutel_keys);
-    if (!strcmp(name, "dropless")) return READ(dropless_keys);
-    if (!strcmp(name, "deepspeed"))
-        return K > 2 ? READ(deepspeed_many_keys) : K == 1 ? READ(deepspeed_one_keys) : READ(deepspeed_keys);
-    if (!rule || rule->kind != MOE_YAML_SCALAR) return READ(megatron_keys); /* it says what is missing */
-#undef READ
-    moe_copy_name(d->sc.capacity.rule, name);
-    return MOE_OK;
-}
-
 static int read_routing(const struct moe_yaml *node, struct draft *d)
 {
     if (value_of(node, "counts")) return moe_yaml_read(node, counts_keys, COUNT(counts_keys), d);
@@ -286,22 +234,19 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
 {
     struct moe_scenario *sc = &d->sc;
     moe_copy_name(sc->dispatcher, "alltoall");
-    moe_copy_name(sc->capacity.rule, "dropless");
-    sc->capacity.factor = 1;
-    sc->capacity.min_capacity = 4;
-    sc->capacity.drop_tokens = sc->capacity.agree = sc->capacity.random_tokens = 1;
-    sc->capacity.clamp = MOE_CLAMP_TOP1;
-    sc->capacity.align = 1;
+    moe_capacity_default(&sc->capacity);
     sc->sequence = 64;
     sc->pipeline_parallel = sc->micro_batches = 1;
     sc->learning_rate = 0.003;
     sc->clip_norm = 1;
     sc->aux_loss = 0.01;
     MOE_TRY(moe_yaml_read(root, top_keys, COUNT(top_keys), d));
+    int known = moe_dispatcher_check(sc->dispatcher);
+    if (known < 0) return at(value_of(root, "dispatcher"), known);
     MOE_TRY(read_model(d->node.model, d));
     MOE_TRY(moe_yaml_read(d->node.layout, layout_keys, COUNT(layout_keys), d));
     if (d->node.routing) MOE_TRY(read_routing(d->node.routing, d));
-    if (d->node.capacity) MOE_TRY(read_capacity(d->node.capacity, d));
+    if (d->node.capacity) MOE_TRY(moe_capacity_read(d->node.capacity, sc->top_k, &sc->capacity));
     if (d->node.sync) MOE_TRY(moe_sync_read(d->node.sync, &sc->sync));
     if (!sc->expert_parallel && sc->ranks % sc->pipeline_parallel == 0)
         sc->expert_parallel = sc->ranks / sc->pipeline_parallel;

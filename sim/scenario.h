@@ -27,7 +27,7 @@
  * ranks; the first holds the embedding, the last its copy for the output head. routing.counts are by layer of
  * every micro-batch, one after the other.
  *
- * Keys of capacity, by rule (what they do: lower_RULE.c):
+ * Keys of capacity, by rule (what they do: lower/RULE.c; their table: lower/rules.c):
  *   megatron    factor: 1, drop: probs (or position), pad: false
  *   deepspeed   factor: 1, min_capacity: 4, drop_tokens: true, agree: true, clamp: true for top-1 alone,
  *               drop: probs (top_k above 2), random_tokens: true and seed: 0 (top_k 1)
@@ -51,6 +51,21 @@ struct moe_capacity {
     int drop_tokens, agree, random_tokens, unequal_tokens;
     int clamp; /* enum moe_clamp */
 };
+struct moe_yaml;
+/* Errors: MOE_EINPUT for an unknown dispatcher, naming the nearest or all: lower/lower.c. */
+int moe_dispatcher_check(const char *name);
+/* The rule that limits nothing, and what the keys of the others are when nobody says it. */
+void moe_capacity_default(struct moe_capacity *out);
+/* Reads the keys of the rule that the mapping names; others stay. Errors: MOE_EINPUT "file:line: ..." for an
+ * unknown rule, a key of another rule or top_k (naming it), and those of moe_yaml_read. */
+int moe_capacity_read(const struct moe_yaml *node, int64_t top_k, struct moe_capacity *out);
+/* "RULE", "RULE:FACTOR", or "FACTOR" of the rule that *out has (of the first that limits, if it has none).
+ * Another rule starts with its defaults. Errors: MOE_EINPUT for a rule that is unknown or has no factor, and
+ * for a factor that it cannot have; then *out is untouched. */
+int moe_capacity_set(const char *text, struct moe_capacity *out);
+/* The rule, and its factor if that counts: as moe_capacity_set reads it, with six digits. */
+enum { MOE_CAPACITY_TEXT = 2 * MOE_NAME };
+void moe_capacity_text(const struct moe_capacity *c, char out[MOE_CAPACITY_TEXT]);
 
 enum moe_optimizer { MOE_ADAMW, MOE_SGD };
 enum moe_loss { MOE_PER_TOKEN, MOE_MEAN_OF_RANKS };
@@ -80,8 +95,8 @@ struct moe_scenario {
 
 /* Errors: MOE_EINPUT "file:line: ..." for YAML errors, unknown keys, values out of range, expert_parallel
  * that does not divide ranks or experts, top_k above experts, a token list of another length than ranks,
- * counts that are not those of the tokens, keys that the capacity rule does not know. The dispatcher's name
- * is checked by moe_lower, which owns their table. */
+ * counts that are not those of the tokens, an unknown dispatcher or capacity rule, keys that the rule does
+ * not know. */
 int moe_scenario_load(const char *path, struct moe_scenario **out);
 int moe_scenario_parse(const char *name, const char *text, struct moe_scenario **out);
 void moe_scenario_free(struct moe_scenario *sc);

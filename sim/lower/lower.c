@@ -2,7 +2,7 @@
 #include "sim/lower/lower.h"
 
 #include <math.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 static const struct moe_dispatcher dispatchers[] = {
@@ -10,12 +10,6 @@ static const struct moe_dispatcher dispatchers[] = {
     {"allgather", moe_allgather},
     {"deepep", moe_deepep, .dropless = true},
     {"gshard", moe_gshard, .pads = true, .always_pads = true},
-};
-static const struct moe_capacity_rule capacity_rules[] = {
-    {"dropless", moe_limit_dropless},
-    {"megatron", moe_limit_megatron},
-    {"deepspeed", moe_limit_deepspeed},
-    {"tutel", moe_limit_tutel},
 };
 #define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
 
@@ -30,50 +24,6 @@ struct model {
     struct moe_ref token, target, loss, aux, logits, prediction;
     int V, one, dp, dp_tokens; /* dp: communicator; dp_tokens: of a micro-batch, on all ranks of a stage */
 };
-
-/* What joins stages; key [ranks]: to work with. */
-static void make_stage_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out,
-                             int *key)
-{
-    int n = (int)sc->ranks, each = n / (int)sc->pipeline_parallel, last = n / each - 1;
-    const struct moe_comm *ep = &b->s->comms[out->ep];
-    int rows = ep->n_groups / (last + 1);
-    for (int r = 0; r < n; r++) key[r] = ep->group_of[r] % rows;
-    out->ep_pp = moe_new_comm(b, "ep_pp", rows, key);
-    for (int r = 0; r < n; r++) key[r] = r / each;
-    out->dp = moe_new_comm(b, "dp", last + 1, key);
-    for (int r = 0; r < n; r++) key[r] = r % each;
-    out->pp = moe_new_comm(b, "pp", each, key);
-    /* Ranks between the ends are alone in both. */
-    for (int r = 0; r < n; r++) key[r] = r < each ? r : r / each == last ? r % each : r;
-    out->tied = moe_new_comm(b, "tied", last * each, key);
-    for (int r = 0; r < n; r++) key[r] = r < each || r / each == last ? 0 : r - each + 1;
-    out->copies = moe_new_comm(b, "tied_dp", (last - 1) * each + 1, key);
-}
-
-/* The ranks of a stage as a grid: its rows are consecutive ranks, its columns ranks at the stride of a row.
- * Rows split the experts and columns hold copies; with rank order strided it is the other way round. */
-static void make_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out)
-{
-    int n = (int)sc->ranks, size = (int)sc->expert_parallel, each = n / (int)sc->pipeline_parallel;
-    bool strided = sc->rank_order == MOE_STRIDED;
-    int *key = moe_alloc((size_t)n, sizeof *key);
-    for (int r = 0; r < n; r++) {
-        int i = r % each;
-        key[r] = r / each * (each / size) + (strided ? i % (each / size) : i / size);
-    }
-    out->ep = moe_new_comm(b, "ep", n / size, key);
-    for (int r = 0; r < n; r++) {
-        int i = r % each;
-        key[r] = r / each * size + (strided ? i / (each / size) : i % size);
-    }
-    out->edp = moe_new_comm(b, "edp", n / each * size, key);
-    out->dp = out->copies = 0;
-    out->pp = out->tied = -1;
-    out->ep_pp = out->ep;
-    if (n > each) make_stage_comms(b, sc, out, key);
-    free(key);
-}
 
 static struct moe_ref param(struct moe_builder *b, const struct model *m, const char *name, int extent,
                             enum moe_where where, struct moe_param like)
@@ -393,13 +343,35 @@ static void lower_head(struct moe_builder *b, const struct model *m)
                                 MOE_SIZES(y->T, m->V)});
 }
 
+/* The gradients of layers, latest first, and then all others begin at zero: micro-batches add to them. */
+static void lower_clear(struct moe_builder *b)
+{
+    const struct moe_role *role = &b->s->roles[b->role];
+    for (int of_layers = 1; of_layers >= 0; of_layers--) {
+        int block = moe_new_block(b, of_layers ? "layer" : "embedding", MOE_FORWARD, of_layers);
+        for (int i = 0; i < b->s->n_params; i++) {
+            const struct moe_param p = b->s->params[i];
+            const struct moe_buffer grad = b->s->buffers[p.grad];
+            if (p.buffer < 0 || p.per_layer != of_layers || !moe_lower_is_held(b, &p)) continue;
+            struct moe_op op = {
+                .kernel = MOE_K_ZERO, .type = grad.type, MOE_WRITES(moe_ref(p.grad)), MOE_SIZES(grad.extent)};
+            snprintf(op.name, sizeof op.name, "clear_%.32s", p.name);
+            moe_emit(b, op);
+        }
+        if (!of_layers) moe_run_block(b, block, 0);
+        for (int layer = role->end_layer - 1; layer >= role->first_layer && of_layers; layer--)
+            moe_run_block(b, block, layer);
+    }
+}
+
 /* Blocks of a stage. What may be written by the other stream comes before what reads it, so that waits
  * follow. */
 static void lower_stage(struct moe_builder *b, struct model *m, struct moe_lower_pipe *pipe,
                         struct moe_lower_sync *sync)
 {
     const struct moe_layer *y = &m->layer;
-    moe_lower_pipe_clear(b, pipe);
+    pipe->embed = pipe->head = pipe->d_head = pipe->d_embed = -1;
+    if (b->s->n_micro > 1) lower_clear(b);
     moe_lower_pipe_before(b, pipe);
     if (pipe->stage == 0) {
         pipe->embed = moe_new_block(b, "embedding", MOE_FORWARD, false);
@@ -480,7 +452,7 @@ static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dis
     b.s->n_micro = (int)sc->micro_batches;
     y->ep_size = (int)sc->expert_parallel;
     y->type = (enum moe_type)sc->dtype;
-    make_comms(&b, sc, &groups);
+    moe_lower_comms(&b, sc, &groups);
     y->ep_comm = groups.ep;
     make_sizes(&b, &m, &groups);
     y->H = moe_const(&b, sc->hidden);
@@ -505,47 +477,46 @@ static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dis
     return err;
 }
 
-/* Both tables' rows start with their name. */
-static int find(const struct moe_scenario *sc, const char *what, const char *name, const void *table,
-                size_t size, int n)
+/* The row of this name. */
+static int find(const char *name)
 {
-    const char *names[8];
-    moe_assert(n <= 8);
-    for (int i = 0; i < n; i++) {
-        names[i] = *(const char *const *)((const char *)table + (size_t)i * size);
+    const char *names[COUNT(dispatchers)];
+    char hint[MOE_HINT];
+    for (int i = 0; i < COUNT(dispatchers); i++) {
+        names[i] = dispatchers[i].name;
         if (!strcmp(names[i], name)) return i;
     }
-    char hint[MOE_HINT];
-    return moe_fail(MOE_EINPUT, "%s: unknown %s '%s'%s", sc->name, what, name,
-                    moe_hint(name, names, n, hint));
+    return moe_fail(MOE_EINPUT, "unknown dispatcher '%s'%s", name,
+                    moe_hint(name, names, COUNT(dispatchers), hint));
 }
 
-static int find_rule(const struct moe_scenario *sc)
+int moe_dispatcher_check(const char *name)
 {
-    return find(sc, "capacity rule", sc->capacity.rule, capacity_rules, sizeof *capacity_rules,
-                COUNT(capacity_rules));
+    int i = find(name);
+    return i < 0 ? i : MOE_OK;
 }
 
 int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
                    struct moe_schedule **out)
 {
-    int rule = find_rule(sc);
-    MOE_TRY(rule);
-    if (dispatcher->dropless && capacity_rules[rule].limit != moe_limit_dropless)
+    const struct moe_capacity_rule *rule;
+    int err = moe_capacity_rule(sc->capacity.rule, &rule);
+    if (err < 0) return moe_fail(err, "%s: %s", sc->name, moe_error());
+    if (dispatcher->dropless && rule->limit != moe_limit_dropless)
         return moe_fail(MOE_EINPUT, "%s: dispatcher %s does not go with capacity rule %s, expected dropless",
-                        sc->name, dispatcher->name, capacity_rules[rule].name);
+                        sc->name, dispatcher->name, rule->name);
     if (dispatcher->dropless && sc->counts)
         return moe_fail(
             MOE_EINPUT,
             "%s: routing.counts do not say how many tokens go to a rank, which dispatcher %s needs, "
             "expected skew and seed",
             sc->name, dispatcher->name);
-    return lower(sc, dispatcher, &capacity_rules[rule], out);
+    return lower(sc, dispatcher, rule, out);
 }
 
 int moe_lower(const struct moe_scenario *sc, struct moe_schedule **out)
 {
-    int i = find(sc, "dispatcher", sc->dispatcher, dispatchers, sizeof *dispatchers, COUNT(dispatchers));
-    MOE_TRY(i);
+    int i = find(sc->dispatcher);
+    if (i < 0) return moe_fail(i, "%s: %s", sc->name, moe_error());
     return moe_lower_with(sc, &dispatchers[i], out);
 }

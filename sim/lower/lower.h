@@ -4,7 +4,7 @@
  * behind a norm and beside a residual; an output head tied to the embedding; cross entropy and auxiliary
  * loss, both summed over tokens; gradients summed over the right groups and divided by the tokens of the
  * world; clipping; update. A dispatcher, and a capacity rule, is one file with one function and one row of a
- * table in lower.c. */
+ * table, in lower.c and in rules.c. */
 #ifndef MOE_LOWER_H
 #define MOE_LOWER_H
 
@@ -53,6 +53,8 @@ struct moe_capacity_rule {
     const char *name;
     void (*limit)(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
 };
+/* The row of this name, in rules.c. Errors: MOE_EINPUT for an unknown one, naming the nearest. */
+int moe_capacity_rule(const char *name, const struct moe_capacity_rule **out);
 void moe_limit_dropless(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
 void moe_limit_megatron(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
 void moe_limit_deepspeed(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity);
@@ -112,6 +114,9 @@ struct moe_groups {
     int tokens, world_tokens; /* expressions; of all micro-batches of a step */
 };
 
+/* layout.c: adds the communicators of the layout to the schedule. The ranks of a stage are a grid. */
+void moe_lower_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out);
+
 /* gradient_sync.c: from gradients to updates. */
 struct moe_lower_sync {
     const struct moe_scenario *sc; /* borrowed */
@@ -139,7 +144,6 @@ void moe_lower_sync(struct moe_builder *b, struct moe_lower_sync *sync);
 struct moe_lower_pipe {
     int n_stages, stage;
     int embed, layer, head, d_head, d_layer, d_embed, early; /* blocks of the stage; -1: it has none */
-    int clear[2];                                            /* of the gradients of layers, and others */
     /* Transfers: forward, backward, and both at once, to (or from) the next stage and the one before. */
     int next[3], previous[3];
     struct moe_ref stream, nothing; /* input of each layer, and of the head; no element */
@@ -149,7 +153,6 @@ struct moe_lower_pipe {
 void moe_lower_pipe_open(struct moe_builder *b, struct moe_ref stream, int n, int n_stages,
                          struct moe_lower_pipe *out);
 /* Blocks that go before the forward, between the passes, and behind the backward pass. */
-void moe_lower_pipe_clear(struct moe_builder *b, struct moe_lower_pipe *pipe);
 void moe_lower_pipe_before(struct moe_builder *b, struct moe_lower_pipe *pipe);
 void moe_lower_pipe_between(struct moe_builder *b, struct moe_lower_pipe *pipe);
 void moe_lower_pipe_after(struct moe_builder *b, struct moe_lower_pipe *pipe);

@@ -5,7 +5,6 @@
  * micro-batch: as many before as the stages behind the first of the two. */
 #include "sim/lower/lower.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 enum { FORWARD, BACKWARD, BOTH };
@@ -41,8 +40,9 @@ void moe_lower_pipe_open(struct moe_builder *b, struct moe_ref stream, int n, in
 static int transfer(struct moe_builder *b, const struct moe_lower_pipe *pipe, bool to_next, int direction)
 {
     static const char *const name[] = {"pass_on", "pass_back", "pass_both"};
-    int lower = to_next ? pipe->stage : pipe->stage - 1, comm = pipe->comm[lower % 2];
+    int lower = to_next ? pipe->stage : pipe->stage - 1;
     if (lower < 0 || lower == pipe->n_stages - 1) return -1;
+    int comm = pipe->comm[lower % 2];
     int block = moe_new_block(b, "pipe", direction == BACKWARD ? MOE_BACKWARD : MOE_FORWARD, false);
     bool sends = direction == BOTH || to_next == (direction == FORWARD),
          receives = direction == BOTH || to_next == (direction == BACKWARD);
@@ -65,27 +65,6 @@ static int transfer(struct moe_builder *b, const struct moe_lower_pipe *pipe, bo
     moe_copy_name(op.name, name[direction]);
     moe_emit(b, op);
     return block;
-}
-
-void moe_lower_pipe_clear(struct moe_builder *b, struct moe_lower_pipe *pipe)
-{
-    pipe->embed = pipe->head = pipe->d_head = pipe->d_embed = pipe->early = -1;
-    for (int of_layers = 1; of_layers >= 0 && b->s->n_micro > 1; of_layers--) {
-        int block = pipe->clear[!of_layers] =
-            moe_new_block(b, of_layers ? "layer" : "embedding", MOE_FORWARD, of_layers);
-        for (int i = 0; i < b->s->n_params; i++) {
-            const struct moe_param p = b->s->params[i];
-            const struct moe_buffer grad = b->s->buffers[p.grad];
-            if (p.buffer < 0 || p.per_layer != of_layers || !moe_lower_is_held(b, &p)) continue;
-            struct moe_op op = {
-                .kernel = MOE_K_ZERO, .type = grad.type, MOE_WRITES(moe_ref(p.grad)), MOE_SIZES(grad.extent)};
-            snprintf(op.name, sizeof op.name, "clear_%.32s", p.name);
-            moe_emit(b, op);
-        }
-        if (!of_layers) moe_run_block(b, block, 0);
-        for (int layer = end_layer(b) - 1; layer >= first_layer(b) && of_layers; layer--)
-            moe_run_block(b, block, layer);
-    }
 }
 
 void moe_lower_pipe_before(struct moe_builder *b, struct moe_lower_pipe *pipe)
