@@ -11,52 +11,48 @@
 
 /* ---- keys ---- */
 
-static bool set_topology(struct moe_scenario *sc, const char *value)
+/* Its names are shorter than paths; moe_predict takes the value. */
+static int set_topology(struct moe_scenario *sc, const char *value)
 {
-    (void)sc; /* its names are shorter than paths; moe_predict takes the value */
-    return *value != 0;
+    struct moe_topo *t;
+    (void)sc;
+    MOE_TRY(moe_topo_load(value, &t));
+    moe_topo_free(t);
+    return MOE_OK;
 }
 
-static bool set_dispatcher(struct moe_scenario *sc, const char *value)
+static int set_dispatcher(struct moe_scenario *sc, const char *value)
 {
+    MOE_TRY(moe_dispatcher_check(value));
     moe_copy_name(sc->dispatcher, value);
-    return true;
+    return MOE_OK;
 }
 
-/* A factor needs a rule that limits. */
-static bool set_capacity(struct moe_scenario *sc, const char *value)
+static int set_capacity(struct moe_scenario *sc, const char *value)
 {
-    char *end;
-    double factor = strtod(value, &end);
-    if (!strcmp(value, "dropless")) {
-        moe_copy_name(sc->capacity.rule, value);
-        return true;
-    }
-    if (!strcmp(sc->capacity.rule, "dropless")) moe_copy_name(sc->capacity.rule, "megatron");
-    sc->capacity.factor = factor;
-    return !*end && factor >= 1e-6 && factor <= 1e6;
+    return moe_capacity_set(value, &sc->capacity);
 }
 
-static bool set_expert_parallel(struct moe_scenario *sc, const char *value)
+static int set_expert_parallel(struct moe_scenario *sc, const char *value)
 {
     char *end;
     sc->expert_parallel = strtoll(value, &end, 10);
-    return !*end && sc->expert_parallel >= 1;
+    return !*end && sc->expert_parallel >= 1 ? MOE_OK : moe_fail(MOE_EINPUT, "expected a number of ranks");
 }
 
-static bool set_rank_order(struct moe_scenario *sc, const char *value)
+static int set_rank_order(struct moe_scenario *sc, const char *value)
 {
     for (sc->rank_order = 0; sc->rank_order < MOE_RANK_ORDER_COUNT; sc->rank_order++)
-        if (!strcmp(value, moe_rank_order_text[sc->rank_order])) return true;
-    return false;
+        if (!strcmp(value, moe_rank_order_text[sc->rank_order])) return MOE_OK;
+    return moe_fail(MOE_EINPUT, "expected consecutive or strided");
 }
 
 const struct moe_vary moe_vary[MOE_VARY_COUNT] = {
-    [MOE_VARY_TOPOLOGY] = {"topology", "topology", "the name of a machine", set_topology},
-    [MOE_VARY_DISPATCHER] = {"dispatcher", "dispatcher", "a name", set_dispatcher},
-    [MOE_VARY_CAPACITY] = {"capacity.factor", "capacity", "dropless or a factor", set_capacity},
-    [MOE_VARY_EP] = {"layout.expert_parallel", "ep", "a number of ranks", set_expert_parallel},
-    [MOE_VARY_ORDER] = {"layout.rank_order", "rank_order", "consecutive or strided", set_rank_order},
+    [MOE_VARY_TOPOLOGY] = {"topology", "topology", set_topology},
+    [MOE_VARY_DISPATCHER] = {"dispatcher", "dispatcher", set_dispatcher},
+    [MOE_VARY_CAPACITY] = {"capacity.factor", "capacity", set_capacity},
+    [MOE_VARY_EP] = {"layout.expert_parallel", "ep", set_expert_parallel},
+    [MOE_VARY_ORDER] = {"layout.rank_order", "rank_order", set_rank_order},
 };
 
 /* ---- what to compare ---- */
@@ -68,25 +64,27 @@ static void add_value(struct moe_grid *g, int key, const char *text, size_t leng
     g->value[key][g->n_values[key]++] = strndup(text, length);
 }
 
-/* Values that no variant could have are errors of the command line. */
-static int check_value(const struct moe_input *in, int key, const char *text, const char *value)
+/* "1.25" of rule megatron becomes "megatron:1.25". */
+static void show_rule(const struct moe_capacity *c, char **value)
+{
+    char rule[MOE_CAPACITY_TEXT], *end, *text = *value;
+    moe_decimal(text, &end);
+    if (end == text || *end) return; /* it names its rule */
+    snprintf(rule, sizeof rule, "%s:%s", c->rule, text);
+    *value = strdup(rule);
+    free(text);
+}
+
+/* Values that no variant could have are errors of the command line. A capacity is shown with its rule, which
+ * sets it again. */
+static int check_value(const struct moe_input *in, int key, const char *text, char **value)
 {
     struct moe_scenario sc = *in->scenario;
-    struct moe_schedule *s;
-    struct moe_topo *t;
-    if (!*value || !moe_vary[key].set(&sc, value))
-        return moe_fail(MOE_EUSAGE, "--vary %s: %s '%s', expected %s", text,
-                        *value ? "no value" : "an empty value", value, moe_vary[key].values);
-    if (key == MOE_VARY_TOPOLOGY) {
-        MOE_TRY(moe_topo_load(value, &t));
-        moe_topo_free(t);
-    }
-    if (key == MOE_VARY_DISPATCHER) {
-        snprintf(sc.name, sizeof sc.name, "--vary %s", text); /* what its error names */
-        moe_copy_name(sc.capacity.rule, "dropless");          /* others may not go with it: variants say so */
-        if (moe_lower(&sc, &s) < 0) return moe_fail(MOE_EUSAGE, "%s", moe_error());
-        moe_schedule_free(s);
-    }
+    if (!**value) return moe_fail(MOE_EUSAGE, "--vary %s: an empty value", text);
+    int err = moe_vary[key].set(&sc, *value);
+    if (err < 0 && key == MOE_VARY_TOPOLOGY) return err; /* a file */
+    if (err < 0) return moe_fail(MOE_EUSAGE, "--vary %s: no value '%s': %s", text, *value, moe_error());
+    if (key == MOE_VARY_CAPACITY) show_rule(&sc.capacity, value);
     return MOE_OK;
 }
 
@@ -109,7 +107,7 @@ static int read_vary(struct moe_grid *g, const struct moe_input *in, const char 
         value += *value != 0; /* past '=' or ',' */
         length = strcspn(value, ",");
         add_value(g, key, value, length);
-        MOE_TRY(check_value(in, key, text, g->value[key][g->n_values[key] - 1]));
+        MOE_TRY(check_value(in, key, text, &g->value[key][g->n_values[key] - 1]));
         value += length;
     } while (*value);
     return MOE_OK;
@@ -119,14 +117,16 @@ static int read_vary(struct moe_grid *g, const struct moe_input *in, const char 
 static void add_own_values(struct moe_grid *g, const struct moe_input *in)
 {
     const struct moe_scenario *sc = in->scenario;
-    char factor[MOE_NAME], ep[MOE_NAME];
-    bool drops = strcmp(sc->capacity.rule, "dropless") != 0;
-    snprintf(factor, sizeof factor, "%g", sc->capacity.factor);
+    char capacity[MOE_CAPACITY_TEXT], ep[MOE_NAME];
+    moe_capacity_text(&sc->capacity, capacity);
     snprintf(ep, sizeof ep, "%lld", (long long)sc->expert_parallel);
-    const char *own[MOE_VARY_COUNT] = {in->topology, sc->dispatcher, drops ? factor : sc->capacity.rule, ep,
+    const char *own[MOE_VARY_COUNT] = {in->topology, sc->dispatcher, capacity, ep,
                                        moe_rank_order_text[sc->rank_order]};
-    for (int key = 0; key < MOE_VARY_COUNT; key++)
-        if (!g->n_values[key]) add_value(g, key, own[key], strlen(own[key]));
+    for (int key = 0; key < MOE_VARY_COUNT; key++) {
+        if (g->n_values[key]) continue;
+        add_value(g, key, own[key], strlen(own[key]));
+        g->own[key] = true;
+    }
 }
 
 int moe_grid_make(struct moe_grid *g, const struct moe_args *args, const struct moe_input *in)
@@ -142,7 +142,7 @@ int moe_grid_make(struct moe_grid *g, const struct moe_args *args, const struct 
         v->sc = *in->scenario;
         for (int key = MOE_VARY_COUNT - 1, rest = i; key >= 0; rest /= g->n_values[key--]) {
             v->value[key] = g->value[key][rest % g->n_values[key]];
-            moe_vary[key].set(&v->sc, v->value[key]);
+            if (!g->own[key]) moe_vary[key].set(&v->sc, v->value[key]);
         }
     }
     return MOE_OK;

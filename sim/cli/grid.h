@@ -17,9 +17,8 @@ enum moe_vary_key {
 /* A key of --vary. */
 struct moe_vary {
     const char *name, *column; /* as in a scenario; in tables and JSON, and also on the command line */
-    const char *values;        /* what is expected */
-    /* Puts a value into the scenario. Result: false when it is none. */
-    bool (*set)(struct moe_scenario *sc, const char *value);
+    /* Puts a value into the scenario. Errors: negative, when it is none. */
+    int (*set)(struct moe_scenario *sc, const char *value);
 };
 extern const struct moe_vary moe_vary[MOE_VARY_COUNT];
 
@@ -35,7 +34,8 @@ struct moe_variant {
 
 struct moe_grid {
     int n_values[MOE_VARY_COUNT];
-    char **value[MOE_VARY_COUNT];
+    char **value[MOE_VARY_COUNT]; /* of capacity with the rule: as moe_capacity_text */
+    bool own[MOE_VARY_COUNT];     /* one value, that of the scenario, which has it */
     int n, n_ok;
     struct moe_variant *variants; /* [n], the last key varies fastest */
     int *rank;                    /* [n_ok] variants with a result, the least time per kept token first */

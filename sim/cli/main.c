@@ -102,8 +102,9 @@ static const struct option {
     {"max-error", 0, "PCT", "the same for the median of each collective from 64 KiB on", ON(VALIDATE), 0,
      NUMBER, AT(max_error), 0, -1},
     {"vary", 0, "KEY=A,B",
-     "what to compare; may be repeated; keys: topology, dispatcher, capacity (dropless or a\n"
-     "                            factor), ep (expert_parallel), rank_order (consecutive, strided)",
+     "what to compare; may be repeated; keys: topology, dispatcher, capacity (a factor, a\n"
+     "                            rule, or RULE:FACTOR), ep (expert_parallel), rank_order (consecutive, "
+     "strided)",
      ON(COMPARE), ON(COMPARE), LIST, AT(vary)},
     {"threads", 0, "N", "variants at a time: as many as there are cores", ON(COMPARE), 0, NUMBER, AT(threads),
      1, 0},

@@ -36,9 +36,19 @@ expect 2 '--vary skew=1: unknown key, known: topology, dispatcher, capacity, ep,
     compare "$small" --vary skew=1
 expect 2 '--vary dispacher=a: unknown key, did you mean dispatcher' compare "$small" --vary dispacher=a
 expect 2 '--vary topology: an empty value' compare "$small" --vary topology
-expect 2 "--vary ep=4,x: no value 'x', expected a number of ranks" compare "$small" --vary ep=4,x
-expect 2 "no value 'nan', expected dropless or a factor" compare "$small" --vary capacity=1,nan
-expect 2 "no value 'rows', expected consecutive or strided" compare "$small" --vary rank_order=rows
+expect 2 "--vary ep=4,x: no value 'x': expected a number of ranks" compare "$small" --vary ep=4,x
+expect 2 "no value 'nan': expected a factor from 1e-06 to 1e+06 of rule megatron" \
+    compare "$small" --vary capacity=1,nan
+expect 2 "no value 'rule': unknown capacity rule 'rule', known: dropless, megatron, deepspeed, tutel" \
+    compare "$small" --vary capacity=rule
+expect 2 "no value 'dropless:1': rule dropless has no factor" compare "$small" --vary capacity=dropless:1
+expect 2 "no value 'deepspeed:0': expected a factor from 1e-06" compare "$small" --vary capacity=deepspeed:0
+expect 2 "dispatcher=foo: .*'foo', known: alltoall, allgather, deepep, gshard" \
+    compare "$small" --vary dispatcher=foo
+sed '$a capacity: {rule: deepspeed, drop_tokens: false}' "$small" > keeps.yaml
+expect 2 "no value '2': rule deepspeed has no factor with drop_tokens: false" \
+    compare keeps.yaml --vary capacity=megatron,2
+expect 2 "no value 'rows': expected consecutive or strided" compare "$small" --vary rank_order=rows
 expect 2 '--threads 0: expected a whole number from 1' compare "$small" --vary ep=4 --threads 0
 expect 2 '--vary topology=dgx_h100,: an empty value' compare "$small" --vary topology=dgx_h100,
 expect 2 '--step: .*small.yaml is not a trace' check "$small" --step 1
@@ -76,7 +86,17 @@ expect 3 'list.yaml:4: tokens_per_rank lists 3 numbers' check list.yaml
 broken divide 's/parallel: 4/parallel: 3/'
 expect 3 'divide.yaml:3: expert_parallel 3 does not divide ranks 4' check divide.yaml
 broken dispatcher 's/: alltoall/: altoall/'
-expect 3 "dispatcher.yaml: unknown dispatcher 'altoall'.*alltoall" check dispatcher.yaml
+expect 3 "dispatcher.yaml:5: unknown dispatcher 'altoall', did you mean alltoall" check dispatcher.yaml
+broken rule '$a capacity: {rule: megatro}'
+expect 3 "rule.yaml:9: unknown capacity rule 'megatro', did you mean megatron" check rule.yaml
+broken key '$a capacity:\n  rule: tutel\n  drop: probs'
+expect 3 "key.yaml:11: key 'drop' belongs to rule megatron, deepspeed, not tutel" check key.yaml
+broken top_k '$a capacity: {rule: deepspeed, seed: 1}'
+expect 3 "top_k.yaml:9: key 'seed' of rule deepspeed needs top_k: 1, not 2" check top_k.yaml
+broken top_k '$a capacity: {rule: deepspeed, drop: probs}'
+expect 3 "top_k.yaml:9: key 'drop' of rule deepspeed needs a top_k of 3 or more, not 2" check top_k.yaml
+broken no_rule '$a capacity: {factor: 1}'
+expect 3 "no_rule.yaml:9: key 'rule' is missing" check no_rule.yaml
 broken preset 's/layers: [0-9]*/preset: mixtral_8x7/'
 expect 3 "preset.yaml:2: unknown preset 'mixtral_8x7'.*mixtral_8x7b" check preset.yaml
 broken anchor 's/rank: 32/rank: \&a 32/'

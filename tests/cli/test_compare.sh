@@ -24,7 +24,7 @@ for threads in 1 2 7; do
     done
 done
 cmp wide1.db wide2.db && cmp wide1.db wide7.db || fail 'other results in the store'
-grep -q '^no result: dgx_h100 with alltoall, capacity 1, ep 3, strided: expert_parallel 3 does not' wide1 ||
+grep -q '^no result: .*, capacity megatron:1, ep 3, strided: expert_parallel 3 does not' wide1 ||
     fail "a variant that cannot be: $(cat wide1)"
 [ "$(grep -c '^no result: .*, ep 128, .*does not divide' wide1)" -eq 4 ] || fail "ep 128: $(cat wide1)"
 expect 3 'expert_parallel 3 does not divide ranks 16' compare model.yaml --vary ep=3,5
@@ -33,7 +33,7 @@ expect 3 'expert_parallel 3 does not divide ranks 16' compare model.yaml --vary 
 once='--vary dispatcher=deepep'
 # shellcheck disable=SC2086 # several arguments
 expect 0 '^best: ' compare model.yaml $once --vary capacity=1,dropless --vary ep=2,16
-[ "$(grep -c 'no result: .*, capacity 1, .*with capacity rule megatron, expected' out)" -eq 2 ] ||
+[ "$(grep -c 'no result: .*, capacity megatron:1, .*with capacity rule megatron, expected' out)" -eq 2 ] ||
     fail "a capacity it does not know: $(cat out)"
 [ "$(grep -c '^dropless' out)" -eq 2 ] || fail "results: $(cat out)"
 # shellcheck disable=SC2086 # several arguments
@@ -57,12 +57,13 @@ cp out table
 awk '
     /^topology  *dispatcher  *capacity  *to_best/ { on = 1; next }
     /^$/ { on = 0 }
-    on { n++; if ($4 < last || $3 == "dropless" && $6 != 0 || $3 == 1 && $6 <= 0) bad = 1; last = $4 }
+    on && ($4 < last || $3 == "dropless" && $6 != 0 || $3 == "megatron:1" && $6 <= 0) { bad = 1 }
+    on { n++; last = $4 }
     END { exit bad || n != 18 }' table || fail "not 18 rows in order: $(cat table)"
 # What SQL finds in the store is what the words say.
 sql() { sqlite3 -separator ' ' results.db "$1"; }
 sql "SELECT topology, 'with', dispatcher || ',', 'capacity', CASE capacity WHEN 0 THEN 'dropless' ELSE
-    printf('%g', capacity) END FROM result ORDER BY step_us / (1 - dropped_share), id" > order
+    printf('megatron:%g', capacity) END FROM result ORDER BY step_us / (1 - dropped_share), id" > order
 best=$(head -n 1 order)
 grep -q "^best: $best: " table && grep -q "^next: $(sed -n 2p order) takes " table &&
     grep -q "^worst: $(tail -n 1 order) takes " table || fail "expected $best: $(tail -n 3 table)"
@@ -71,7 +72,7 @@ grep -q "^best: $best: " table && grep -q "^next: $(sed -n 2p order) takes " tab
 
 # ---- why: the terms add up, and the one that decides is the largest; C rows of each expert are kept ----
 # shellcheck disable=SC2086 # several arguments
-expect 0 moesim.compare/2 compare skewed.yaml $grid --json
+expect 0 moesim.compare/3 compare skewed.yaml $grid --json
 awk -F'[:,]' '
     function near(a, b) { return a - b < 1e-3 && b - a < 1e-3 } # us of a step of 1e3, written with 12 digits
     /"why"/ { why = 1 }
@@ -98,7 +99,7 @@ sqlite3 order.db 'SELECT inter_bytes FROM result ORDER BY id' | awk '
 
 # ---- a capacity of the scenario itself ----
 sed '$a capacity: {rule: megatron, factor: 1.5, pad: true}' skewed.yaml > own.yaml
-expect 0 '"capacity": "1.5"' compare own.yaml --vary topology=dgx_h100 --json
+expect 0 '"capacity": "megatron:1.5"' compare own.yaml --vary topology=dgx_h100 --json
 [ "$(value dropped_share)" != 0.0 ] && [ "$(value padded_share)" != 0.0 ] || fail "$(cat out)"
 dropped=$(value dropped_share) padded=$(value padded_share)
 expect 0 '^capacity: .* of the rows dropped' simulate own.yaml
@@ -108,6 +109,27 @@ awk -v rows="$(value chosen_rows)" -v tokens="$(value tokens)" -v k="$(value top
     -v share="$dropped" -v pads="$padded" 'BEGIN {
         exit !(rows == tokens * k * layers && d > 0 && d / rows - share < 1e-9 && share - d / rows < 1e-9 &&
             p / rows - pads < 1e-9 && pads - p / rows < 1e-9) }' || fail 'simulate drops other rows'
+
+# Rules side by side: each says which it is; a factor alone is of the scenario's rule, or of the first that
+# limits. Tutel's factor 0 drops nothing, below it no more than above.
+rules='dropless tutel:0 tutel:-1 tutel megatron:1 deepspeed:1.25'
+expect 0 '^best: .*, capacity dropless' compare skewed.yaml --vary capacity=1,dropless,tutel:0,tutel:-1 \
+    --vary capacity=tutel,deepspeed:1.25
+for rule in $rules; do
+    [ "$(grep -c "^$rule  *[0-9.]" out)" -eq 1 ] || fail "no row $rule: $(cat out)"
+done
+awk '$1 == "tutel:0" && $4 != 0 || $1 == "tutel:-1" && $4 <= 0 { exit 1 }' out || fail "dropped: $(cat out)"
+sed '$a capacity: {rule: tutel, align: 8}' skewed.yaml > tutel.yaml
+expect 0 '^tutel:0 ' compare tutel.yaml --vary capacity=0,1.5,megatron:1.5
+grep -q '^tutel:1.5 ' out && grep -q '^megatron:1.5 ' out || fail "rules: $(cat out)"
+# The scenario's rule keeps its other keys (here a capacity up to a multiple of 8), another has its defaults.
+dropped_share()
+{
+    expect 0 . compare "$1" --vary topology=dgx_h100 --vary capacity="$2" --json
+    value dropped_share
+}
+[ "$(dropped_share tutel.yaml 1.5)" = "$(dropped_share tutel.yaml tutel:1.5)" ] || fail 'align is not kept'
+[ "$(dropped_share tutel.yaml 1.5)" != "$(dropped_share skewed.yaml tutel:1.5)" ] || fail 'align is everywhere'
 
 # Variants with and without an interval: that is said, and only then.
 sed '$a dtype: bfloat16' "$small" > half.yaml
