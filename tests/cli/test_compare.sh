@@ -129,7 +129,8 @@ dropped_share()
     value dropped_share
 }
 [ "$(dropped_share tutel.yaml 1.5)" = "$(dropped_share tutel.yaml tutel:1.5)" ] || fail 'align is not kept'
-[ "$(dropped_share tutel.yaml 1.5)" != "$(dropped_share skewed.yaml tutel:1.5)" ] || fail 'align is everywhere'
+[ "$(dropped_share tutel.yaml 1.5)" != "$(dropped_share skewed.yaml tutel:1.5)" ] ||
+    fail 'align is everywhere'
 
 # Variants with and without an interval: that is said, and only then.
 sed '$a dtype: bfloat16' "$small" > half.yaml
