@@ -32,7 +32,8 @@
  *   deepspeed   factor: 1, min_capacity: 4, drop_tokens: true, agree: true, clamp: true for top-1 alone,
  *               drop: probs (top_k above 2), random_tokens: true and seed: 0 (top_k 1)
  *   tutel       factor: 1 (0 or below: from counts), unequal_tokens: false, align: 1
- *   all three   group_tokens: the tokens that share a capacity, when not all of a rank do */
+ *   all three   group_tokens: the tokens that share a capacity, where a rank has more (for one rank that
+ *               stands for several); capacities that follow from counts follow from the rank's */
 #ifndef MOE_SCENARIO_H
 #define MOE_SCENARIO_H
 

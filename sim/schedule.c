@@ -144,6 +144,12 @@ int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int
         return s->tokens[c->members[c->first[c->group_of[rank]] + index]];
     }
     int64_t sum = 0;
+    if (y->scope == MOE_SCOPE_BEFORE) {
+        const struct moe_comm *c = &s->comms[y->comm];
+        const int *members = c->members + c->first[c->group_of[rank]];
+        for (int i = 0; i < c->index_of[rank]; i++) sum += s->tokens[members[i]];
+        return sum;
+    }
     for (int r = 0; r < s->n_ranks; r++) sum += s->tokens[r];
     return sum;
 }
@@ -454,7 +460,7 @@ static bool is_symbol(const struct moe_schedule *s, int i)
     if (y->buffer >= 0)
         return y->buffer < s->n_buffers && s->buffers[y->buffer].type == MOE_I64 && y->rows > 0 &&
                !(y->slice && y->by_row) && y->cols > 0;
-    return y->scope != MOE_SCOPE_PEER || in_range(y->comm, s->n_comms);
+    return (y->scope != MOE_SCOPE_PEER && y->scope != MOE_SCOPE_BEFORE) || in_range(y->comm, s->n_comms);
 }
 
 static bool is_buffer(const struct moe_schedule *s, const struct moe_buffer *b)

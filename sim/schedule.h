@@ -166,16 +166,16 @@ struct moe_expr {
     double factor;
 };
 
-enum moe_scope { MOE_SCOPE_GLOBAL, MOE_SCOPE_RANK, MOE_SCOPE_PEER, MOE_SCOPE_EXPERT };
+enum moe_scope { MOE_SCOPE_GLOBAL, MOE_SCOPE_RANK, MOE_SCOPE_BEFORE, MOE_SCOPE_PEER, MOE_SCOPE_EXPERT };
 
 /* buffer < 0: known from the start. `expr` when set; else the tokens of the rank (RANK), of member i of its
- * group (PEER) or of all ranks (GLOBAL). EXPERT without buffer has `cols` values. Otherwise the buffer is
+ * group (PEER), of all members before it there (BEFORE) or of all ranks (GLOBAL). EXPERT without buffer has `cols` values. Otherwise the buffer is
  * seen as [rows, cols] and value i is the sum of row i (by_row) or of column i. With a `slice` the columns
  * are split over the members of that communicator: only the rank's own count, from 0 on. */
 struct moe_symbol {
     char name[MOE_NAME];
     enum moe_scope scope;
-    int comm; /* PEER: index i is member i of the rank's group here; else -1 */
+    int comm; /* BEFORE, and PEER: index i is member i of the rank's group here; else -1 */
     int buffer, rows, cols;
     bool by_row;
     int slice; /* communicator, 0: none */

@@ -511,7 +511,7 @@ static int64_t value_of(struct moe_values *v, bool host, int symbol, int rank, i
     const struct moe_symbol_row *row = row_of(v, host, symbol, rank, layer);
     if (row) return row->value[index];
     if (y->buffer >= 0) return MOE_UNKNOWN;
-    if (!y->expr && y->scope != MOE_SCOPE_RANK) return v->world_tokens;
+    if (!y->expr && y->scope == MOE_SCOPE_GLOBAL) return v->world_tokens;
     struct moe_env env = host ? moe_values_host(v) : moe_values_device(v);
     return moe_symbol_initial(v->s, env, symbol, rank, layer, index);
 }

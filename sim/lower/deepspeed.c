@@ -12,7 +12,8 @@
  * choices before all second ones; of K > 2 the most probable or the first (drop: probs, position), at most S
  * of them where C is above S, as since #8155 (releases before it stop there: their topk is asked for more
  * than there are). Gates: of K = 1 as they are, else normalised over the experts that are left. K = 1 stops
- * with fewer tokens than min_capacity.
+ * with fewer tokens than min_capacity. With group_tokens S is a group's; counts stay the rank's, so that with
+ * drop_tokens: false nothing is dropped, and padding is that of one group as large as the rank.
  *
  * Not expressed: noise on logits (RSample, Gumbel second choice), used_token masks, C rounded up to a
  * multiple of the tensor-parallel size (there is none here), l_aux. Random tokens are uniform, but not those
@@ -28,7 +29,7 @@ static int order_of(const struct moe_capacity *capacity, int top_k)
 
 void moe_limit_deepspeed(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity)
 {
-    int K = b->s->top_k, S = moe_lower_group(b, m, capacity), least = moe_const(b, capacity->min_capacity);
+    int K = b->s->top_k, S = moe_lower_group(b, capacity, m->T), least = moe_const(b, capacity->min_capacity);
     struct moe_limiting limit = {.order = order_of(capacity, K)};
     if (capacity->drop_tokens) {
         limit.capacity = moe_max(b, moe_ceil_f32(b, S, m->E, capacity->factor * K), least);

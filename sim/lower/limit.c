@@ -62,16 +62,24 @@ int moe_lower_most_tokens(struct moe_builder *b, const struct moe_layer *m)
     return read_number(b, m, "most_tokens", own, true);
 }
 
-int moe_lower_group(struct moe_builder *b, const struct moe_layer *m, const struct moe_capacity *capacity)
+int moe_lower_group(struct moe_builder *b, const struct moe_capacity *capacity, int tokens)
 {
-    return capacity->group_tokens ? moe_const(b, capacity->group_tokens) : m->T;
+    return capacity->group_tokens ? moe_min(b, moe_const(b, capacity->group_tokens), tokens) : tokens;
+}
+
+/* Number of the rank's first token. */
+static int first_token(struct moe_builder *b, const struct moe_layer *m)
+{
+    struct moe_symbol y = {.scope = MOE_SCOPE_BEFORE, .comm = m->stage_comm};
+    return moe_sym(b, moe_new_symbol(b, "tokens_before", -1, false, y));
 }
 
 void moe_lower_limit(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity,
                      struct moe_limiting limit)
 {
     /* A rank without tokens pads all the same, as one group. */
-    int C = limit.capacity, one = moe_const(b, 1), G = moe_max(b, moe_lower_group(b, m, capacity), one);
+    int C = limit.capacity, one = moe_const(b, 1), G = moe_max(b, moe_lower_group(b, capacity, m->T), one);
+    int first = limit.order == MOE_LIMIT_RANDOM ? first_token(b, m) : moe_const(b, 0);
     int n_groups = moe_max(b, moe_ceil(b, m->T, G, 1), one), TK = moe_mul(b, m->T, m->K);
     struct moe_ref slot = moe_ref(moe_new_buffer(b, "kept_slot", MOE_BUF_INDEX, MOE_I32, m->n_layers, TK));
     struct moe_ref expert =
@@ -87,7 +95,7 @@ void moe_lower_limit(struct moe_builder *b, struct moe_layer *m, const struct mo
                         .needs = limit.needs,
                         MOE_READS(m->prob, m->expert, m->counts),
                         MOE_WRITES(slot, expert, kept),
-                        MOE_SIZES(m->T, m->E, m->K, C, G, moe_mul(b, moe_place(b, 0), m->T))};
+                        MOE_SIZES(m->T, m->E, m->K, C, G, first)};
     if (capacity->pad) {
         m->padded_arrive =
             moe_ref(moe_new_buffer(b, "padded_arrive", MOE_BUF_INDEX, MOE_I64, m->n_layers, m->E));

@@ -434,7 +434,7 @@ static void make_sizes(struct moe_builder *b, struct model *m, struct moe_groups
         m->dp_tokens = moe_ceil(b, m->dp_tokens, moe_const(b, m->sc->pipeline_parallel), 1);
     groups->tokens = b->s->n_micro > 1 ? moe_mul(b, m->layer.T, micro) : m->layer.T;
     groups->world_tokens = b->s->n_micro > 1 ? moe_mul(b, m->dp_tokens, micro) : m->dp_tokens;
-    m->dp = groups->dp;
+    m->dp = m->layer.stage_comm = groups->dp;
 }
 
 static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,

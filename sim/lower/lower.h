@@ -30,6 +30,7 @@ struct moe_layer {
     int padded_rows;              /* rows of each expert from each rank, when padded; else 0 */
     int T, H, F, K, E;
     int n_layers, n_experts, ep_size, ep_comm;
+    int stage_comm; /* ranks that have different tokens: those of a stage */
     enum moe_type type;
 };
 
@@ -67,15 +68,17 @@ void moe_limit_tutel(struct moe_builder *b, struct moe_layer *m, const struct mo
 int moe_lower_largest(struct moe_builder *b, const struct moe_layer *m, bool agree);
 /* The most tokens of any rank of the expert-parallel group, agreed on in the same way. */
 int moe_lower_most_tokens(struct moe_builder *b, const struct moe_layer *m);
-/* Tokens that share a capacity: the rank's, or a fixed number when a run is cut into parts. */
-int moe_lower_group(struct moe_builder *b, const struct moe_layer *m, const struct moe_capacity *capacity);
+/* Of so many tokens those that share a capacity: all, or with group_tokens at most that many. The last group
+ * of a rank may have fewer and has the same capacity. */
+int moe_lower_group(struct moe_builder *b, const struct moe_capacity *capacity, int tokens);
 struct moe_limiting {
     int capacity;      /* expression: C */
     int order;         /* MOE_LIMIT_...: who stays */
     int low, high;     /* as of moe_op */
     const char *needs; /* as of moe_op */
 };
-/* Keeps at most C rows of each expert, or pads to C. */
+/* Keeps at most C rows of each expert, or pads to C. Tokens that are drawn at random are drawn by numbers:
+ * those of a rank follow those of the ranks before it in its stage. */
 void moe_lower_limit(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity,
                      struct moe_limiting limit);
 /* From here on the layer weighs rows by prob / (its sum over the experts that a token has now). */

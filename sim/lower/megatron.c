@@ -8,7 +8,7 @@
 
 void moe_limit_megatron(struct moe_builder *b, struct moe_layer *m, const struct moe_capacity *capacity)
 {
-    int G = moe_lower_group(b, m, capacity), C = moe_ceil(b, moe_mul(b, G, m->K), m->E, capacity->factor);
+    int G = moe_lower_group(b, capacity, m->T), C = moe_ceil(b, moe_mul(b, G, m->K), m->E, capacity->factor);
     struct moe_limiting limit = {.capacity = C,
                                  .order = capacity->by_position ? MOE_LIMIT_BY_POSITION : MOE_LIMIT_BY_PROB};
     if (capacity->pad) {

@@ -8,7 +8,8 @@
  * then up to a multiple of `align` (the framework's sharded_count x overlap degree; above 256 itself rounded
  * up to a multiple of 128). With a factor that is not 0, ranks of unequal tokens differ unless unequal_tokens
  * is true. Who stays: all first choices before all second ones, in order of tokens. Gates: of K = 1 as they
- * are, else normalised over all choices, before any is dropped (normalize_gate).
+ * are, else normalised over all choices, before any is dropped (normalize_gate). With group_tokens S is that
+ * of the largest group: of the rank, or with unequal_tokens of any rank; counts stay the rank's.
  *
  * Not expressed: batch-prioritised routing, a factor per step, megablocks, experts shared by ranks. Source:
  * founding_cases.md A.2; vectors in tests/unit/test_capacity.c. */
@@ -20,7 +21,8 @@ void moe_limit_tutel(struct moe_builder *b, struct moe_layer *m, const struct mo
     double factor = capacity->factor;
     int C = MOE_UNSET, bound = MOE_UNSET;
     if (factor != 0) {
-        int S = capacity->unequal_tokens ? moe_lower_most_tokens(b, m) : moe_lower_group(b, m, capacity);
+        int most = capacity->unequal_tokens ? moe_lower_most_tokens(b, m) : m->T;
+        int S = moe_lower_group(b, capacity, most);
         int per_expert = moe_ceil(b, S, m->E, 1);
         bound = C = moe_mul(b, m->K, moe_trunc(b, per_expert, factor < 0 ? -factor : factor));
     }

@@ -158,8 +158,7 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
     snprintf(micro, sizeof micro, "micro_batches: %d", s->n_micro);
     const struct layout alone = {1, 1, all, micro, layout->layers};
     struct moe_scenario *sc1 = scenario(&alone, "alltoall", variant->capacity, sc->tokens[0], dtype);
-    sc1->capacity.pad = false;            /* padding moves zeros, and no gradient */
-    sc1->capacity.unequal_tokens = false; /* the parts are equal */
+    sc1->capacity.pad = false; /* padding moves zeros, and no gradient */
     struct moe_schedule *s1 = fixture_schedule(sc1);
     int64_t before = parity_stage_tokens(s, world->rank, world->rank);
     struct parity_run many, one;

@@ -371,9 +371,79 @@ static void test_other_reduction(void **state)
     moe_scenario_free(sc);
 }
 
+/* Groups of G tokens: S is G, or the tokens of a rank that has fewer. By hand, 4 experts, top-1, 3 and 7
+ * tokens; a top-1 gate that needs 4 tokens stops on rank 0, whatever G is, and on both where G is 2. */
+static void test_groups(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *rule;
+        int64_t capacity[2];
+        bool stops[2];
+    } of[] = {{"rule: megatron, factor: 2, group_tokens: 8", {2, 4}},
+              {"rule: megatron, factor: 2, group_tokens: 5", {2, 3}},
+              {"rule: deepspeed, factor: 2, min_capacity: 0, group_tokens: 8", {2, 4}},
+              {"rule: deepspeed, factor: 2, group_tokens: 8", {4, 4}, {true, false}},
+              {"rule: deepspeed, factor: 2, group_tokens: 5", {4, 4}, {true, false}},
+              {"rule: deepspeed, factor: 2, group_tokens: 2", {4, 4}, {true, true}},
+              {"rule: deepspeed, drop_tokens: false, group_tokens: 8, min_capacity: 3", {3, 7}},
+              {"rule: deepspeed, drop_tokens: false, group_tokens: 5, min_capacity: 3", {3, 5}},
+              {"rule: tutel, factor: 2, group_tokens: 8", {2, 4}},
+              {"rule: tutel, factor: 2, group_tokens: 8, unequal_tokens: true", {4, 4}},
+              {"rule: tutel, factor: 2, group_tokens: 4, unequal_tokens: true", {2, 2}}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        char more[256];
+        snprintf(more, sizeof more, "capacity: {%s}\nrouting: {counts: [[[3, 0, 0, 0], [7, 0, 0, 0]]]}",
+                 of[i].rule);
+        struct lowered l = lowered("{ranks: 2}", 4, 1, "[3, 7]", more);
+        struct moe_env host = moe_values_host(l.v);
+        for (int rank = 0; rank < 2; rank++) {
+            if (capacity_of(&l, rank) != of[i].capacity[rank])
+                fail_msg("%s: rank %d: %d", of[i].rule, rank, (int)capacity_of(&l, rank));
+            bool stops = l.limit->needs && moe_eval(l.s, host, l.limit->low, rank, 0, 0) >
+                                               moe_eval(l.s, host, l.limit->high, rank, 0, 0);
+            if (stops != of[i].stops[rank]) fail_msg("%s: rank %d: stops %d", of[i].rule, rank, stops);
+        }
+        release(&l);
+    }
+}
+
+/* Random tokens are drawn by their numbers: no two ranks of a stage have the same, however many they have,
+ * and a token has the same in every stage. */
+static void test_numbers_of_tokens(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *layout, *tokens;
+        int64_t first[4];
+    } of[] = {{"expert_parallel: 2", "[5, 0, 3, 6]", {0, 5, 5, 8}},
+              {"pipeline_parallel: 2", "[5, 4, 5, 4]", {0, 5, 0, 5}}};
+    for (int i = 0; i < 2; i++) {
+        char text[256];
+        snprintf(text, sizeof text,
+                 "model: {layers: 2, hidden: 8, ffn: 4, experts: 4, top_k: 1}\nlayout: {ranks: 4, %s}\n"
+                 "tokens_per_rank: %s\ncapacity: {rule: deepspeed, min_capacity: 0}\n",
+                 of[i].layout, of[i].tokens);
+        struct moe_scenario *sc;
+        assert_int_equal(moe_scenario_parse("numbers.yaml", text, &sc), 0);
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_routing *r = fixture_routing(sc);
+        struct moe_values *v = moe_values_new(s, r);
+        for (int rank = 0; rank < 4; rank++) {
+            const struct moe_op *limit = fixture_op(&s->roles[s->role_of[rank]], MOE_FORWARD, "limit");
+            assert_int_equal(moe_eval(s, moe_values_host(v), limit->dims[5], rank, 0, 0), of[i].first[rank]);
+        }
+        moe_values_free(v);
+        moe_routing_free(r);
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_groups),         cmocka_unit_test(test_numbers_of_tokens),
         cmocka_unit_test(test_megatron),       cmocka_unit_test(test_deepspeed),
         cmocka_unit_test(test_tutel),          cmocka_unit_test(test_from_counts),
         cmocka_unit_test(test_kept),           cmocka_unit_test(test_kept_by_agreement),

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-enum { RANKS = 6, LAYERS = 2, N_SYMBOLS = 9, N_EXPRS = 40, MOST = 9, ROUNDS = 4000 };
+enum { RANKS = 6, LAYERS = 2, N_SYMBOLS = 10, N_EXPRS = 40, MOST = 9, ROUNDS = 4000 };
 
 static struct moe_comm comms[] = {
     {.name = "world",
@@ -31,11 +31,11 @@ static int64_t tokens[] = {5, 0, 7, 8, 3, 9};
 static struct moe_buffer buffers[] = {{.name = "counts", .type = MOE_I64, .slots = LAYERS}};
 /* The last two are expressions, set anew each round. */
 static struct moe_symbol symbols[N_SYMBOLS] = {
-    {"rows", MOE_SCOPE_PEER, 1, 0, 4, 3, true},        {"columns", MOE_SCOPE_EXPERT, -1, 0, 4, 3, false},
-    {"few", MOE_SCOPE_PEER, 1, 0, 2, 6, true},         {"one", MOE_SCOPE_RANK, -1, 0, 1, 12, true},
-    {"tokens", MOE_SCOPE_RANK, -1, -1, 0, 0, false},   {"of_peer", MOE_SCOPE_PEER, 1, -1, 0, 0, false},
-    {"all", MOE_SCOPE_GLOBAL, -1, -1, 0, 0, false},    {"made", MOE_SCOPE_EXPERT, -1, -1, 0, 5, false},
-    {"made_too", MOE_SCOPE_RANK, -1, -1, 0, 0, false},
+    {"rows", MOE_SCOPE_PEER, 1, 0, 4, 3, true},      {"columns", MOE_SCOPE_EXPERT, -1, 0, 4, 3, false},
+    {"few", MOE_SCOPE_PEER, 1, 0, 2, 6, true},       {"one", MOE_SCOPE_RANK, -1, 0, 1, 12, true},
+    {"tokens", MOE_SCOPE_RANK, -1, -1, 0, 0, false}, {"of_peer", MOE_SCOPE_PEER, 1, -1, 0, 0, false},
+    {"all", MOE_SCOPE_GLOBAL, -1, -1, 0, 0, false},  {"before", MOE_SCOPE_BEFORE, 1, -1, 0, 0, false},
+    {"made", MOE_SCOPE_EXPERT, -1, -1, 0, 5, false}, {"made_too", MOE_SCOPE_RANK, -1, -1, 0, 0, false},
 };
 static struct moe_expr exprs[N_EXPRS];
 static struct moe_schedule schedule = {.n_ranks = RANKS,
