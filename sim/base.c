@@ -91,10 +91,19 @@ uint64_t moe_hash_name(const char *name)
     return h;
 }
 
+uint64_t moe_stream(uint64_t seed, uint64_t stream)
+{
+    return moe_hash64(moe_hash64(seed) ^ stream);
+}
+
+double moe_uniform_at(uint64_t begun, uint64_t index)
+{
+    return (double)(moe_hash64(begun + index) >> 11) * 0x1p-53;
+}
+
 double moe_uniform(uint64_t seed, uint64_t stream, uint64_t index)
 {
-    uint64_t x = moe_hash64(moe_hash64(moe_hash64(seed) ^ stream) + index);
-    return (double)(x >> 11) * 0x1p-53;
+    return moe_uniform_at(moe_stream(seed, stream), index);
 }
 
 static const struct suffix {

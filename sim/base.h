@@ -68,6 +68,9 @@ void moe_copy_name(char out[MOE_NAME], const char *name); /* cuts at MOE_NAME - 
 uint64_t moe_hash64(uint64_t x);
 uint64_t moe_hash_name(const char *name);                           /* FNV-1a, 64 bit */
 double moe_uniform(uint64_t seed, uint64_t stream, uint64_t index); /* in [0, 1) */
+/* The same in two steps, for many values of a stream: moe_uniform_at(moe_stream(seed, stream), index). */
+uint64_t moe_stream(uint64_t seed, uint64_t stream);
+double moe_uniform_at(uint64_t begun, uint64_t index);
 
 /* clang-format off */
 /*        unit       accepted suffixes are listed in base.c; the value is stored in this unit */

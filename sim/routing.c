@@ -122,33 +122,28 @@ struct draws {
     int32_t *chosen;             /* [PART, K] tokens counted at a time */
 };
 
-/* A bucket holds the numbers with the same BUCKET_BITS first bits, of the 64 that a draw is made of. */
-enum { BUCKET_BITS = 11, BUCKETS = 1 << BUCKET_BITS };
+enum { BUCKETS = 1 << 11 }; /* equal parts of [0, 1): a power of two, so that a number times it is exact */
 
-/* As moe_uniform(seed, stream, index) * the sum of the weights, of which `base` is
- * moe_hash64(moe_hash64(seed) ^ stream); the expert is the first whose cumulative weight is above, or the
- * last. */
-static inline int find(const struct draws *d, int n_experts, uint64_t base, uint64_t index)
+/* The expert is the first whose cumulative weight is above a number in [0, their sum), or the last. */
+static inline int find(const struct draws *d, int n_experts, double uniform)
 {
-    uint64_t x = moe_hash64(base + index);
-    double u = (double)(x >> 11) * 0x1p-53 * d->cumulative[n_experts - 1];
-    int e = d->guide[x >> (64 - BUCKET_BITS)];
+    double u = uniform * d->cumulative[n_experts - 1];
+    int e = d->guide[(int)(uniform * BUCKETS)];
     while (e < n_experts - 1 && d->cumulative[e] <= u) e++;
     return e;
 }
 
 /* A draw without replacement is a draw with replacement that is repeated while it hits what is taken. A few
  * tries find a free expert quickly; behind a very heavy one they would not, so then the rest is drawn from
- * directly. */
-static int draw_quickly(const struct draws *d, int n_experts, uint64_t base, uint64_t index)
+ * directly. stream: as of moe_stream. */
+static int draw_quickly(const struct draws *d, int n_experts, uint64_t stream, uint64_t index)
 {
     enum { TRIES = 15 };
     for (uint64_t i = 0; i < TRIES; i++) {
-        int e = find(d, n_experts, base, index * (TRIES + 1) + i);
+        int e = find(d, n_experts, moe_uniform_at(stream, index * (TRIES + 1) + i));
         if (!d->taken[e]) return e;
     }
-    uint64_t x = moe_hash64(base + index * (TRIES + 1) + TRIES);
-    return draw(d->weight, d->taken, n_experts, (double)(x >> 11) * 0x1p-53);
+    return draw(d->weight, d->taken, n_experts, moe_uniform_at(stream, index * (TRIES + 1) + TRIES));
 }
 
 enum { PART = 4096 };
@@ -189,14 +184,14 @@ static void set_layer(const struct moe_routing *r, struct draws *d, int layer)
 /* Draws the tokens of a rank, always the same, and counts them in out [P]. */
 static void draw_rank(const struct moe_routing *r, const struct draws *d, int rank, int P, int32_t *out)
 {
-    const uint64_t base = moe_hash64(moe_hash64(r->seed) ^ stream_of(d->layer, rank));
+    const uint64_t stream = moe_stream(r->seed, stream_of(d->layer, rank));
     const int K = r->top_k;
     for (int64_t first = 0; first < r->tokens[rank]; first += PART) {
         int64_t n = r->tokens[rank] - first < PART ? r->tokens[rank] - first : PART;
         for (int64_t t = 0; t < n; t++) {
             int32_t *chosen = d->chosen + t * K;
             for (int k = 0; k < K; k++) {
-                chosen[k] = draw_quickly(d, r->n_experts, base, (uint64_t)((first + t) * K + k));
+                chosen[k] = draw_quickly(d, r->n_experts, stream, (uint64_t)((first + t) * K + k));
                 d->taken[chosen[k]] = true;
             }
             for (int k = 0; k < K; k++) d->taken[chosen[k]] = false;
@@ -241,30 +236,71 @@ void moe_routing_peers(const struct moe_routing *r, int layer, int rank, int P, 
 
 /* ---- load ---- */
 
-/* Adds the routing of one (layer, rank) to the counts. */
-/* stages: a rank of a pipeline has no tokens in layers of others. */
-static int load_one(struct moe_store *store, int64_t step, int layer, int rank, bool stages,
-                    struct moe_routing *r)
+/* Adds the routing of one (layer, rank) to the counts. tokens: out. */
+static int load_one(struct moe_store *store, int64_t step, int layer, int rank, struct moe_routing *r,
+                    int64_t *tokens)
 {
-    int64_t n_tokens = 0;
     int top_k = 0, err = MOE_OK;
     int32_t *ids;
-    MOE_TRY(moe_store_routing(store, step, layer, rank, &n_tokens, &top_k, &ids));
+    MOE_TRY(moe_store_routing(store, step, layer, rank, tokens, &top_k, &ids));
     if (!ids)
         return moe_fail(MOE_EINPUT, "step %lld of the trace has no routing for layer %d, rank %d",
                         (long long)step, layer, rank);
-    if (layer == 0 || (stages && !r->tokens[rank])) r->tokens[rank] = n_tokens;
-    if (top_k != r->top_k || (n_tokens != r->tokens[rank] && (n_tokens || !stages)))
+    if (top_k != r->top_k)
         err = moe_fail(
             MOE_EINPUT,
-            "step %lld of the trace, layer %d, rank %d: %lld tokens to %d experts, expected %lld to %d",
-            (long long)step, layer, rank, (long long)n_tokens, top_k, (long long)r->tokens[rank], r->top_k);
-    for (int64_t i = 0; i < n_tokens * top_k && err == MOE_OK; i++)
+            "step %lld of the trace, layer %d, rank %d: tokens go to %d experts each, expected top_k %d",
+            (long long)step, layer, rank, top_k, r->top_k);
+    for (int64_t i = 0; i < *tokens * top_k && err == MOE_OK; i++)
         if (ids[i] >= r->n_experts)
             err = moe_fail(MOE_EINPUT, "step %lld of the trace, layer %d, rank %d: expert %d of %d",
                            (long long)step, layer, rank, ids[i], r->n_experts);
-    if (err == MOE_OK) moe_routing_add(r, layer, rank, n_tokens, ids);
+    if (err == MOE_OK) moe_routing_add(r, layer, rank, *tokens, ids);
     free(ids);
+    return err;
+}
+
+/* The first stage with tokens in a layer; 0: none has. A stage is `each` consecutive ranks. */
+static int stage_of_layer(const int64_t *tokens, int n_ranks, int each)
+{
+    for (int rank = 0; rank < n_ranks; rank++)
+        if (tokens[rank]) return rank / each;
+    return 0;
+}
+
+/* Ranks have as many tokens in every layer of their stage, and none in those of others. tokens [L, R]. Sets
+ * those of r. */
+static int check_tokens(struct moe_routing *r, int64_t step, const int64_t *tokens, int n_stages)
+{
+    int R = r->n_ranks, each = R / n_stages;
+    for (int rank = 0; rank < R; rank++)
+        for (int l = 0; l < r->n_layers && !r->tokens[rank]; l++)
+            r->tokens[rank] = tokens[(size_t)l * (size_t)R + (size_t)rank];
+    for (int l = 0; l < r->n_layers; l++, tokens += R) {
+        int stage = stage_of_layer(tokens, R, each);
+        for (int rank = 0; rank < R; rank++) {
+            int64_t expected = rank / each == stage ? r->tokens[rank] : 0;
+            if (tokens[rank] == expected) continue;
+            return moe_fail(MOE_EINPUT,
+                            "step %lld of the trace, layer %d, rank %d: %lld tokens, expected %lld",
+                            (long long)step, l, rank, (long long)tokens[rank], (long long)expected);
+        }
+    }
+    return MOE_OK;
+}
+
+/* Stages of the pipeline that a trace is of. */
+static int load_stages(struct moe_store *store, int n_ranks, int *out)
+{
+    char *text = NULL, *end = NULL;
+    MOE_TRY(moe_store_get(store, "stages", &text));
+    long n = text ? strtol(text, &end, 10) : 1;
+    bool right = (!end || (end != text && !*end)) && n >= 1 && n <= n_ranks && n_ranks % n == 0;
+    *out = (int)n;
+    int err = right ? MOE_OK
+                    : moe_fail(MOE_EINPUT, "the trace says stages %.20s, expected a divisor of its ranks, %d",
+                               text, n_ranks);
+    free(text);
     return err;
 }
 
@@ -293,15 +329,16 @@ int moe_routing_load(struct moe_store *store, int64_t step, struct moe_routing *
         (int64_t)info.n_layers * info.n_ranks > info.n_routing)
         return moe_fail(MOE_EINPUT, "the trace has %lld routings and says layers %d, experts %d, top_k %d",
                         (long long)info.n_routing, info.n_layers, info.n_experts, info.top_k);
-    char *stages = NULL;
-    MOE_TRY(moe_store_get(store, "stages", &stages));
-    bool several = stages && strcmp(stages, "1") != 0;
-    free(stages);
+    int n_stages;
+    MOE_TRY(load_stages(store, info.n_ranks, &n_stages));
     struct moe_routing *r = moe_routing_new(info.n_layers, info.n_ranks, info.n_experts, info.top_k);
+    int64_t *tokens = moe_alloc((size_t)r->n_layers * (size_t)r->n_ranks, sizeof *tokens);
     int err = MOE_OK;
-    for (int l = 0; l < r->n_layers && err == MOE_OK; l++)
-        for (int rank = 0; rank < r->n_ranks && err == MOE_OK; rank++)
-            err = load_one(store, step, l, rank, several, r);
+    for (int l = 0, i = 0; l < r->n_layers && err == MOE_OK; l++)
+        for (int rank = 0; rank < r->n_ranks && err == MOE_OK; rank++, i++)
+            err = load_one(store, step, l, rank, r, &tokens[i]);
+    if (err == MOE_OK) err = check_tokens(r, step, tokens, n_stages);
+    free(tokens);
     if (err < 0) {
         moe_routing_free(r);
         return err;

@@ -363,7 +363,7 @@ static void test_load_refuses(void **state)
     assert_refused(s, "step 0 of the trace, layer 0, rank 0: expert 3 of 3");
     assert_int_equal(moe_store_put(s, "experts", "4"), MOE_OK);
     assert_int_equal(moe_store_put(s, "top_k", "1"), MOE_OK);
-    assert_refused(s, "2 tokens to 2 experts, expected 2 to 1");
+    assert_refused(s, "step 0 of the trace, layer 0, rank 0: tokens go to 2 experts each, expected top_k 1");
     assert_int_equal(moe_store_put(s, "top_k", "2"), MOE_OK);
     assert_int_equal(moe_store_put(s, "layers", "3"), MOE_OK);
     assert_refused(s, "step 0 of the trace has no routing for layer 2, rank 0");
@@ -379,8 +379,57 @@ static void test_load_refuses(void **state)
         assert_int_equal(moe_store_add_routing(s, 2, 1, r, 0, 2, ids), MOE_OK);
         assert_int_equal(moe_store_add_step(s, 2, r, 1, 1), MOE_OK);
     }
-    assert_refused(s, "step 2 of the trace, layer 1, rank 0: 0 tokens to 2 experts, expected 1 to 2");
+    assert_refused(s, "step 2 of the trace, layer 1, rank 0: 0 tokens, expected 1");
     end_trace(s);
+}
+
+/* 2 stages of 2 ranks, of 2 tokens and 1; layers 0 and 2 are of the first, 1 and 3 of the second. tokens [L]:
+ * one digit a rank. */
+static void write_stages(struct moe_store *s, const char *const *tokens)
+{
+    const int32_t ids[4] = {0, 1, 2, 3};
+    const char *const run[][2] = {{"layers", "4"}, {"experts", "4"}, {"top_k", "2"}, {"stages", "2"}};
+    for (int i = 0; i < 4; i++) assert_int_equal(moe_store_put(s, run[i][0], run[i][1]), MOE_OK);
+    for (int rank = 0; rank < 4; rank++) {
+        assert_int_equal(moe_store_add_rank(s, &(struct moe_store_rank){.rank = rank}), MOE_OK);
+        for (int l = 0; l < 4; l++)
+            assert_int_equal(moe_store_add_routing(s, 0, l, rank, tokens[l][rank] - '0', 2, ids), MOE_OK);
+        assert_int_equal(moe_store_add_step(s, 0, rank, 1, 1), MOE_OK);
+    }
+}
+
+static void test_load_stages(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tokens[4], *said; /* NULL: right */
+    } of[] = {{{"2100", "0021", "2100", "0021"}, NULL},
+              {{"2000", "0020", "2000", "0020"}, NULL}, /* rank 1 has none anywhere */
+              {{"0000", "0000", "0000", "0000"}, NULL},
+              {{"2100", "0021", "0000", "0021"}, "layer 2, rank 0: 0 tokens, expected 2"},
+              {{"2100", "0021", "2000", "0021"}, "layer 2, rank 1: 0 tokens, expected 1"},
+              {{"2100", "0021", "2110", "0021"}, "layer 2, rank 2: 1 tokens, expected 0"},
+              {{"2100", "0021", "2100", "0011"}, "layer 3, rank 2: 1 tokens, expected 2"}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        struct moe_store *s;
+        struct moe_routing *r;
+        assert_int_equal(moe_store_open(PATH, MOE_STORE_CREATE, &s), MOE_OK);
+        write_stages(s, of[i].tokens);
+        if (of[i].said) {
+            assert_refused(s, of[i].said);
+        } else {
+            assert_int_equal(moe_routing_load(s, 0, &r), MOE_OK);
+            assert_int_equal(r->tokens[0], of[i].tokens[0][0] - '0');
+            assert_int_equal(r->tokens[2], r->tokens[0]);
+            moe_routing_free(r);
+        }
+        for (int bad = 0; bad < 3; bad++) {
+            static const char *const stages[] = {"3", "0", "2x"};
+            assert_int_equal(moe_store_put(s, "stages", stages[bad]), MOE_OK);
+            assert_refused(s, "expected a divisor of its ranks, 4");
+        }
+        end_trace(s);
+    }
 }
 
 int main(void)
@@ -398,6 +447,7 @@ int main(void)
         cmocka_unit_test(test_order_per_layer),
         cmocka_unit_test(test_load),
         cmocka_unit_test(test_load_refuses),
+        cmocka_unit_test(test_load_stages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
