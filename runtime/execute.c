@@ -155,9 +155,9 @@ static int grow(const struct moe_execution *x, struct slot *slot, enum moe_type 
 /* The layer of an instance that this slot would be of; of the operation in hand when it is of none. */
 static int layer_of(const struct moe_execution *x, int buffer, int place)
 {
-    int each = moe_slots_each(x->s, buffer), stride = x->s->n_layers + 1;
-    int layer = each == 1 ? x->now.layer % stride : place % each;
-    return x->s->n_micro > 1 ? place / each * stride + layer : each == 1 ? x->now.layer : place;
+    int each = moe_slots_each(x->s, buffer);
+    int layer = each == 1 ? x->now.layer % moe_layers_each(x->s) : place % each;
+    return x->s->n_micro > 1 ? moe_layer_of_micro(x->s, place / each, layer) : layer;
 }
 
 /* Gives a reference's slot its extent at present sizes. keep: what it holds stays and what is added is

@@ -160,7 +160,7 @@ static int capture(struct capture *c, const struct options *o, bool *stopped)
     if (c->scenario->dtype == MOE_BF16)
         return moe_fail(MOE_EMISSING, "%s: bfloat16 cannot be run on a CPU (float32, float64)", o->scenario);
     MOE_TRY(moe_lower(c->scenario, &c->s));
-    if (c->s->n_roles > 1 && (o->load || o->save))
+    if (moe_n_stages(c->s) > 1 && (o->load || o->save))
         return moe_fail(MOE_EMISSING, "%s: checkpoints of pipelines are not supported", o->scenario);
     MOE_TRY(moe_data_load(o->data, c->scenario->sequence, &c->data));
     MOE_TRY(moe_device_cpu.open(&c->device));

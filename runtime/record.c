@@ -45,7 +45,7 @@ static int put_run(struct moe_store *store, const struct moe_run *run, int rank)
     MOE_TRY(put_number(store, "layers", run->s->n_layers * run->s->n_micro));
     MOE_TRY(put_number(store, "experts", run->s->n_experts));
     MOE_TRY(put_number(store, "top_k", run->s->top_k));
-    MOE_TRY(put_number(store, "stages", run->s->n_roles));
+    MOE_TRY(put_number(store, "stages", moe_n_stages(run->s)));
     return moe_store_add_rank(store, &(struct moe_store_rank){rank, tokens_of(run->s, rank), getpid()});
 }
 

@@ -97,6 +97,16 @@ struct moe_role *moe_schedule_split_role(struct moe_schedule *s, int rank)
     return to;
 }
 
+int moe_n_stages(const struct moe_schedule *s)
+{
+    int n = 0;
+    for (int i = 0, j; i < s->n_roles; i++) {
+        for (j = 0; s->roles[j].first_layer != s->roles[i].first_layer; j++) continue;
+        n += j == i; /* the first role of its stage */
+    }
+    return n;
+}
+
 void moe_block_delete(struct moe_block *b, int id)
 {
     for (int i = 0; i < b->n_ops; i++) {

@@ -277,8 +277,8 @@ struct moe_block {
     struct moe_op *ops; /* host order */
 };
 
-/* layer: that of the model, plus (n_layers + 1) for each micro-batch before. The layer is 0 where the block
- * is not part of one, n_layers behind the last. */
+/* layer: of a micro-batch, as moe_layer_of_micro has it. The layer is 0 where the block is not part of one,
+ * n_layers behind the last. */
 struct moe_instance {
     int block, layer;
 };
@@ -361,6 +361,22 @@ int64_t moe_symbol_reduce(const struct moe_schedule *s, int symbol, int rank, co
 int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int layer,
                            int index);
 
+/* Stages of a pipeline: sets of layers that ranks hold. */
+int moe_n_stages(const struct moe_schedule *s);
+/* How many layers of instances a micro-batch has: those of the model and what is behind the last. */
+static inline int moe_layers_each(const struct moe_schedule *s)
+{
+    return s->n_layers + 1;
+}
+/* The layer of an instance, from that of the model and the micro-batch; and back. */
+static inline int moe_layer_of_micro(const struct moe_schedule *s, int micro, int layer)
+{
+    return micro * moe_layers_each(s) + layer;
+}
+static inline int moe_micro_of(const struct moe_schedule *s, int layer)
+{
+    return s->n_micro > 1 ? layer / moe_layers_each(s) : 0;
+}
 /* Slots of a micro-batch, or all. */
 static inline int moe_slots_each(const struct moe_schedule *s, int buffer)
 {
@@ -369,9 +385,8 @@ static inline int moe_slots_each(const struct moe_schedule *s, int buffer)
 }
 static inline int moe_slot(const struct moe_schedule *s, struct moe_ref ref, int layer)
 {
-    int each = moe_slots_each(s, ref.buffer), stride = s->n_layers + 1;
-    int micro = s->n_micro > 1 ? layer / stride : 0;
-    int slot = each == 1 ? 0 : layer - micro * stride + ref.shift;
+    int each = moe_slots_each(s, ref.buffer), micro = moe_micro_of(s, layer);
+    int slot = each == 1 ? 0 : layer - moe_layer_of_micro(s, micro, 0) + ref.shift;
     return s->buffers[ref.buffer].per_micro ? (micro + ref.micro) * each + slot : slot;
 }
 /* Do two references of one instance mean the same slot? */
@@ -382,8 +397,7 @@ static inline bool moe_same_slot(const struct moe_schedule *s, struct moe_ref a,
 /* The layer of an instance as a routing counts them: those of all micro-batches, one after the other. */
 static inline int moe_routed_layer(const struct moe_schedule *s, int layer)
 {
-    int micro = s->n_micro > 1 ? layer / (s->n_layers + 1) : 0;
-    return layer - micro;
+    return layer - moe_micro_of(s, layer);
 }
 /* Does the rank hold this slot of a parameter, its gradient, a state, an input or an output? */
 static inline bool moe_holds(const struct moe_schedule *s, int buffer, int slot, int rank)

@@ -497,7 +497,7 @@ static const struct moe_symbol_row *row_of(struct moe_values *v, bool host, int 
 {
     const struct moe_symbol *y = &v->s->symbols[symbol];
     if (y->buffer < 0) return !y->expr && y->scope == MOE_SCOPE_PEER ? keep_tokens(v, symbol, rank) : NULL;
-    int each = moe_slots_each(v->s, y->buffer), in_micro = layer % (v->s->n_layers + 1);
+    int each = moe_slots_each(v->s, y->buffer), in_micro = layer % moe_layers_each(v->s);
     if (each > 1 && in_micro >= each) return NULL; /* outside of the layers */
     const struct cell *cell = cell_of(v, (struct moe_ref){.buffer = y->buffer}, rank, layer);
     bool known =

@@ -224,8 +224,8 @@ int moe_new_block(struct moe_builder *b, const char *name, enum moe_pass pass, b
     moe_assert(role->blocks);
     struct moe_block *block = &role->blocks[role->n_blocks];
     bool of_micro = (pass == MOE_FORWARD || pass == MOE_BACKWARD) && b->s->n_micro > 1;
-    *block =
-        (struct moe_block){.pass = pass, .per_layer = per_layer, .stride = of_micro ? b->s->n_layers + 1 : 0};
+    *block = (struct moe_block){
+        .pass = pass, .per_layer = per_layer, .stride = of_micro ? moe_layers_each(b->s) : 0};
     moe_copy_name(block->name, name);
     return b->block = role->n_blocks++;
 }

@@ -88,7 +88,7 @@ void moe_lower_pipe_after(struct moe_builder *b, struct moe_lower_pipe *pipe)
 
 static void run(struct moe_builder *b, int block, int micro, int layer)
 {
-    if (block >= 0) moe_run_block(b, block, micro * (b->s->n_layers + 1) + layer);
+    if (block >= 0) moe_run_block(b, block, moe_layer_of_micro(b->s, micro, layer));
 }
 
 /* Passes to (or from) the next stage: the activations of a micro-batch, the gradient of one, or both. */

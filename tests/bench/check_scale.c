@@ -96,7 +96,7 @@ static int break_last_layer(struct moe_schedule *s, int rank)
     block->ops[op].send = s->n_exprs + 1;
     s->n_exprs += 2;
     role->itinerary[last].block = role->n_blocks++;
-    return role->itinerary[last].layer % (s->n_layers + 1);
+    return role->itinerary[last].layer % moe_layers_each(s);
 }
 
 /* Is it the one verdict that the fault deserves? */

@@ -90,11 +90,11 @@ static struct moe_routing *routing_of(const struct moe_schedule *s, const struct
     }
     gather(MOE_I32, mine, counts[world->rank], all, counts);
     struct moe_routing *r = moe_routing_new(n_layers, s->n_ranks, s->n_experts, s->top_k);
-    int each = s->n_ranks / s->n_roles; /* a role for each stage */
+    int n_stages = moe_n_stages(s), each = s->n_ranks / n_stages;
     for (int rank = 0; rank < s->n_ranks; rank++) {
         r->tokens[rank] = s->tokens[rank];
         for (int layer = 0; layer < n_layers; layer++) {
-            int stage = layer % s->n_layers / (s->n_layers / s->n_roles), of = stage * each + rank % each;
+            int stage = layer % s->n_layers / (s->n_layers / n_stages), of = stage * each + rank % each;
             moe_routing_add(r, layer, rank, s->tokens[rank], all + from[of] + counts[of] / n_layers * layer);
         }
     }
@@ -336,8 +336,8 @@ static enum rule explain_alarm(const struct trial *t, const char *text)
 static enum rule explain_miss(const struct trial *t)
 {
     bool setting = t->m.field == FACTOR || t->m.field == DECAY;
-    return setting && (t->kind == ALIKE || t->scene.s->n_ranks == t->scene.s->n_roles) ? RULE_SETTING
-                                                                                       : RULE_NONE;
+    return setting && (t->kind == ALIKE || t->scene.s->n_ranks == moe_n_stages(t->scene.s)) ? RULE_SETTING
+                                                                                            : RULE_NONE;
 }
 
 /* The worst of all ranks. */

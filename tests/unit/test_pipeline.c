@@ -65,6 +65,8 @@ static void test_orders_are_right(void **state)
                 unsigned classes = check(&p, NULL);
                 if (classes)
                     fail_msg("%d stages, %d micro-batches, %s: %x", stages, micro, order[o], classes);
+                moe_schedule_split_role(p.s, 1); /* more roles, but of no other layers */
+                assert_int_equal(moe_n_stages(p.s), stages);
                 close_piped(&p);
             }
 }
