@@ -38,7 +38,6 @@ double *moe_nccl_param(struct moe_nccl *p, int i)
 
 bool moe_nccl_prior(const struct moe_nccl *facts, int i, double *value, double *spread)
 {
-    static const double usable = 0.94; /* of the rings, as moe_nccl_start has it */
     /* Root of the mean square of log(fitted / NCCL's value) over the shipped topologies that are fitted to
      * rows of their own, those of tests/unit/test_nccl.c (priors_are_so_far_off). */
     static const struct {
@@ -65,7 +64,7 @@ bool moe_nccl_prior(const struct moe_nccl *facts, int i, double *value, double *
         *value = prior[k].of == BASE      ? base_s
                  : prior[k].of == STEP    ? step_s
                  : prior[k].of == CHANNEL ? wire_Bps / (2 * facts->ring_channels)
-                                          : usable * wire_Bps;
+                                          : moe_nccl_usable * wire_Bps;
         *spread = prior[k].spread;
         return true;
     }

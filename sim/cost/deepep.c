@@ -10,8 +10,13 @@ const struct moe_number moe_deepep_normal_param[] = {MOE_DEEPEP_NORMAL(X)},
 #undef X
 const struct moe_deepep moe_deepep_default = {
     .sms = 20,
-    .one_node.kernel = {{22.64e-6, 0, 9.36e9, 38.7e9, 0.111e-6, 0, 0.252},
-                        {23.91e-6, 0, 0.798e9, 31.5e9, 0.0371e-6, 0, 0.306}},
+    .one_node.kernel =
+        {{.start_s = 22.64e-6, .row_Bps = 9.36e9, .sm_Bps = 38.7e9, .message_s = 0.111e-6, .serial = 0.252},
+         {.start_s = 23.91e-6,
+          .row_Bps = 0.798e9,
+          .sm_Bps = 31.5e9,
+          .message_s = 0.0371e-6,
+          .serial = 0.306}},
     .nodes.kernel = {{.start_s = 23.5e-6, .doubling_s = 31.1e-6, .sm_Bps = 18.9e9, .serial = 0.082},
                      {.start_s = 41.7e-6, .doubling_s = 32.3e-6, .sm_Bps = 13.8e9, .serial = 0.0072}}};
 const struct moe_deepep_low_latency moe_deepep_low_latency_default[2] = {

@@ -27,12 +27,14 @@ enum {
 };
 static const double ll_wire = 2, ll128_wire = 16 / 15.0; /* with flags */
 
+const double moe_nccl_usable = 0.94;
+
 void moe_nccl_start(struct moe_nccl *p)
 {
 #define X(member, key, unit, size, start, rows) p->member = (start) * (size);
     MOE_NCCL_PARAMS(X)
 #undef X
-    p->port_Bps = 0.94 * p->ring_channels * p->ring_Bps;
+    p->port_Bps = moe_nccl_usable * p->ring_channels * p->ring_Bps;
 }
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)

@@ -117,6 +117,8 @@ double moe_nccl_error(const struct moe_nccl *p, const struct moe_nccl_case *c);
 unsigned moe_nccl_bit(const struct moe_nccl *p, const struct moe_nccl_case *c); /* 0: point to point */
 int moe_nccl_class(const struct moe_nccl_case *c);
 int moe_nccl_band(int64_t bytes);
+/* What of the rings' rate a port reaches before anything is fitted. */
+extern const double moe_nccl_usable;
 /* Before anything is fitted: release, arch and the rings are set. */
 void moe_nccl_start(struct moe_nccl *p);
 /* Seconds on an idle node: the closed form of the plan. */

@@ -1,9 +1,15 @@
-/* alltoall.c - the dispatcher `alltoall`: one copy of a row per chosen expert.
+/* alltoall.c - the dispatchers `alltoall` and `gshard`: one copy of a row per chosen expert.
  *
  * Rows leave sorted by expert, hence by rank of the expert-parallel group; the ranks first exchange counts,
  * the host reads them, then an all-to-all-v moves the rows; each rank sorts what it got by local expert. Back
  * the same way. A padded capacity fixes all sizes: no exchange, no host sync. Bytes of one rank and
- * direction: rows to other ranks x H x element size. */
+ * direction: rows to other ranks x H x element size.
+ *
+ * `gshard` is the same with rows that are always padded, [E, C, H], as GShard, DeepSpeed and Tutel send them:
+ * each rank takes for granted that the others have its C. The capacity rule says what C is; `dropless` makes
+ * it the largest count of the group. Bytes of one rank and direction: C x E x (P - 1) / P x H x element size,
+ * whatever the routing is. Not expressed: DeepSpeed's dispatch as a product with a mask [S, E, C], which takes
+ * longer than moving rows. Source: Lepikhin et al. 2020 (GShard); founding_cases.md A.1 5, A.2 5. */
 #include "sim/lower/lower.h"
 
 /* What a rank knows of the rows that come. */

@@ -9,7 +9,7 @@ static const struct moe_dispatcher dispatchers[] = {
     {"alltoall", moe_alltoall, .pads = true},
     {"allgather", moe_allgather},
     {"deepep", moe_deepep, .dropless = true},
-    {"gshard", moe_gshard, .pads = true, .always_pads = true},
+    {"gshard", moe_alltoall, .pads = true, .always_pads = true},
 };
 #define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
 
@@ -316,6 +316,7 @@ static void lower_layer(struct moe_builder *b, struct model *m)
     if (m->sc->aux_loss > 0) lower_aux_loss(b, m);
     struct moe_layer left = *y; /* what the rule lets leave; the next stage starts anew */
     m->rule->limit(b, &left, &capacity);
+    moe_assert(left.padded_rows || !m->dispatcher->always_pads);
     m->dispatcher->forward(b, &left);
     emit_add(b, m, "moe_residual", m->attended, y->y, moe_next(m->stream));
 }

@@ -45,7 +45,6 @@ struct moe_dispatcher {
 };
 void moe_alltoall(struct moe_builder *b, const struct moe_layer *m);  /* alltoall.c */
 void moe_allgather(struct moe_builder *b, const struct moe_layer *m); /* allgather.c */
-void moe_gshard(struct moe_builder *b, const struct moe_layer *m);    /* gshard.c */
 void moe_deepep(struct moe_builder *b, const struct moe_layer *m);    /* deepep.c */
 
 /* Decides which of the chosen rows leave: replaces expert, slot, counts and n_rows of the layer, and prob

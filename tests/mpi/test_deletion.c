@@ -98,7 +98,7 @@ int main(void)
     static const struct moe_dispatcher alltoall = {"alltoall", moe_alltoall, true},
                                        allgather = {"allgather", moe_allgather, false},
                                        deepep = {"deepep", moe_deepep, false, true},
-                                       gshard = {"gshard", moe_gshard, true, false, true};
+                                       gshard = {"gshard", moe_alltoall, true, false, true};
     struct moe_communicator *world;
     if (moe_communicator_here()->open(&world) < 0) return 1;
     struct moe_scenario *sc = fixture_scenario(4, 2, "[6, 3, 5, 4]", "");
