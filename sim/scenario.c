@@ -171,11 +171,16 @@ static int read_routing(const struct moe_yaml *node, struct draft *d)
     return moe_yaml_read(node, routing_keys, COUNT(routing_keys), d);
 }
 
-static int expect_list(const struct moe_yaml *node, int64_t n, const char *of)
+/* layer, rank: whose list it is; -1: it is of all. */
+static int expect_list(const struct moe_yaml *node, int64_t n, const char *of, int layer, int rank)
 {
+    char of_layer[24] = "", of_rank[24] = "", found[32] = "is no list";
     if (node->kind == MOE_YAML_LIST && node->n == n) return MOE_OK;
-    return moe_fail(MOE_EINPUT, "%s:%d: counts: expected a list with one entry per %s (%lld)", node->file,
-                    node->line, of, (long long)n);
+    if (layer >= 0) snprintf(of_layer, sizeof of_layer, " layer %d%s", layer, rank < 0 ? ":" : ",");
+    if (rank >= 0) snprintf(of_rank, sizeof of_rank, " rank %d:", rank);
+    if (node->kind == MOE_YAML_LIST) snprintf(found, sizeof found, "has %d", node->n);
+    return moe_fail(MOE_EINPUT, "%s:%d: counts:%s%s expected a list with one entry per %s (%lld), but it %s",
+                    node->file, node->line, of_layer, of_rank, of, (long long)n, found);
 }
 
 /* Rows of a rank for every expert: each token has top_k different experts. */
@@ -205,11 +210,11 @@ static int read_rank_counts(const struct moe_yaml *node, int layer, int rank, co
 static int read_counts(const struct moe_yaml *node, struct moe_scenario *sc)
 {
     int64_t layers = sc->layers * sc->micro_batches;
-    MOE_TRY(expect_list(node, layers, sc->micro_batches > 1 ? "layer of each micro-batch" : "layer"));
+    MOE_TRY(expect_list(node, layers, sc->micro_batches > 1 ? "layer of each micro-batch" : "layer", -1, -1));
     for (int l = 0; l < node->n; l++) {
-        MOE_TRY(expect_list(&node->item[l], sc->ranks, "rank"));
+        MOE_TRY(expect_list(&node->item[l], sc->ranks, "rank", l, -1));
         for (int r = 0; r < node->item[l].n; r++)
-            MOE_TRY(expect_list(&node->item[l].item[r], sc->experts, "expert"));
+            MOE_TRY(expect_list(&node->item[l].item[r], sc->experts, "expert", l, r));
     }
     sc->counts = moe_alloc((size_t)layers * (size_t)sc->ranks * (size_t)sc->experts, sizeof *sc->counts);
     int32_t *out = sc->counts;

@@ -33,8 +33,8 @@ static const struct form_text {
 } form_text[FORMS] = {{"bf16", "bf16"}, {"bf16", "float"}, {"float", "float"}};
 
 /* What another model of the same case said: weights ones, bf16 sums, 20 orders; no ratio for K = 3.
- * Source: founding_cases.md A.4 (torchtitan PR #1974), a simulation with independent Gaussian partials; it gives unsort
- * an error of 0.00165 for every K. */
+ * Source: founding_cases.md A.4 (torchtitan PR #1974), a simulation with independent Gaussian partials; it
+ * gives unsort an error of 0.00165 for every K. */
 static const struct known {
     int K;
     double sensitive_pct, ratio;

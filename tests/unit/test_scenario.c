@@ -123,11 +123,12 @@ static void test_refused_capacity(void **state)
          "tokens"},
         {1, "routing: {counts: [[[8, 0, 0, x], [2, 2, 2, 2]]]}",
          "s.yaml:4: counts: layer 0, rank 0, expert 3: expected a whole number"},
-        {1, "routing: {counts: [[[8, 0, 0], [2, 2, 2, 2]]]}",
-         "s.yaml:4: counts: expected a list with one entry per expert (4)"},
+        {1, "routing: {counts: [[[8, 0, 0, 0], [2, 2, 4]]]}",
+         "s.yaml:4: counts: layer 0, rank 1: expected a list with one entry per expert (4), but it has 3"},
         {1, "routing: {counts: [[[8, 0, 0, 0]]]}",
-         "s.yaml:4: counts: expected a list with one entry per rank (2)"},
-        {1, "routing: {counts: 8}", "s.yaml:4: counts: expected a list with one entry per layer (1)"},
+         "s.yaml:4: counts: layer 0: expected a list with one entry per rank (2), but it has 1"},
+        {1, "routing: {counts: 8}",
+         "s.yaml:4: counts: expected a list with one entry per layer (1), but it is no list"},
         {1, "routing: {counts: [[[8, 0, 0, 0], [2, 2, 2, 2]]], skew: 1}", "s.yaml:4: unknown key 'skew'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
