@@ -122,6 +122,9 @@ awk '$1 == "tutel:0" && $4 != 0 || $1 == "tutel:-1" && $4 <= 0 { exit 1 }' out |
 sed '$a capacity: {rule: tutel, align: 8}' skewed.yaml > tutel.yaml
 expect 0 '^tutel:0 ' compare tutel.yaml --vary capacity=0,1.5,megatron:1.5
 grep -q '^tutel:1.5 ' out && grep -q '^megatron:1.5 ' out || fail "rules: $(cat out)"
+# Here padded, and nowhere else: neither dropless nor another rule takes that over.
+expect 0 . compare own.yaml --vary topology=dgx_h100 --vary capacity=dropless,tutel:1.5 --json
+[ "$(grep -c '"padded_share": 0.0' out)" -eq 2 ] || fail "pad is of another rule: $(cat out)"
 # The scenario's rule keeps its other keys (here a capacity up to a multiple of 8), another has its defaults.
 dropped_share()
 {
