@@ -42,8 +42,8 @@ void moe_routing_peers(const struct moe_routing *r, int layer, int rank, int P, 
 
 /* Step `step` of a trace store (-1: the last step that every rank committed).
  * Errors: MOE_EINPUT when the trace has no such complete step, naming those it has; when what it holds is not
- * of its own layers, ranks, experts and top_k; when a rank has other tokens in a layer of its stage than in the
- * rest of them, or any in a layer of another stage. */
+ * of its own layers, ranks, experts and top_k; when a rank has other tokens in a layer of its stage than in
+ * the rest of them, or any in a layer of another stage. */
 struct moe_store;
 int moe_routing_load(struct moe_store *store, int64_t step, struct moe_routing **out);
 

@@ -32,6 +32,13 @@ static const struct moe_dispatcher table[] = {
     {"toy", moe_toy_dispatch},
 };
 END
+plant sim/lower/rules.c <<'END'
+#include "sim/lower/lower.h"
+
+static const struct moe_capacity_rule rules[] = {
+    {"keeper", moe_keeper_limit},
+};
+END
 plant sim/schedule.h <<'END'
 #define MOE_COLLECTIVES(X) X(ALLTOALL, "alltoall")
 END
@@ -130,6 +137,7 @@ only='which only its lowering may know'
 echo 'const char *x = "in a toy";' | plant sim/check/string.c "1: names 'toy', $only"
 echo 'enum { MOE_TOY };' | plant sim/network_enum.h "1: names 'toy', $only"
 echo 'const char *x = "alltoall";' | plant runtime/x.c "1: names 'alltoall', $only"
+echo 'const char *x = "keeper";' | plant runtime/rule.c "1: names 'keeper', $only"
 
 sort -o expected/faults expected/faults
 "$here/lint.sh" "$folder" > expected/found || true

@@ -8,8 +8,8 @@
  * `gshard` is the same with rows that are always padded, [E, C, H], as GShard, DeepSpeed and Tutel send them:
  * each rank takes for granted that the others have its C. The capacity rule says what C is; `dropless` makes
  * it the largest count of the group. Bytes of one rank and direction: C x E x (P - 1) / P x H x element size,
- * whatever the routing is. Not expressed: DeepSpeed's dispatch as a product with a mask [S, E, C], which takes
- * longer than moving rows. Source: Lepikhin et al. 2020 (GShard); founding_cases.md A.1 5, A.2 5. */
+ * whatever the routing is. Not expressed: DeepSpeed's dispatch as a product with a mask [S, E, C], which
+ * takes longer than moving rows. Source: Lepikhin et al. 2020 (GShard); founding_cases.md A.1 5, A.2 5. */
 #include "sim/lower/lower.h"
 
 /* What a rank knows of the rows that come. */
