@@ -278,7 +278,7 @@ static const char *key_text(const struct moe_store_result *r, int key, char text
     switch (key) {
     case 0: return r->topology;
     case 1: return r->dispatcher;
-    case 2: snprintf(text, MOE_NAME, r->capacity > 0 ? "capacity %g" : "dropless", r->capacity); return text;
+    case 2: snprintf(text, MOE_NAME, r->capacity != 0 ? "capacity %g" : "dropless", r->capacity); return text;
     case 3: snprintf(text, MOE_NAME, "EP %lld", (long long)r->expert_parallel); return text;
     default: return r->rank_order;
     }

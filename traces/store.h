@@ -95,7 +95,8 @@ struct moe_store_result {
     double step_us, compute_us, exposed_us, waiting_us, host_us;
     int64_t intra_bytes, inter_bytes;
     int64_t expert_parallel;
-    double capacity, dropped_share; /* factor, 0: no limit; of the rows that routing chose */
+    double capacity;      /* factor, of one rule in all results; 0: no limit */
+    double dropped_share; /* of the rows that routing chose */
     char rank_order[MOE_NAME];
 };
 int moe_store_add_result(struct moe_store *s, const struct moe_store_result *r);

@@ -246,6 +246,23 @@ static int store_results(struct moe_store *store, const struct moe_grid *g, cons
     return moe_store_commit(store);
 }
 
+/* A store keeps a factor for each result and not the rule that it is of. */
+static int check_rules(const struct moe_grid *g)
+{
+    const char *rule = NULL;
+    for (int i = 0; i < g->n; i++) {
+        const char *other = g->variants[i].sc.capacity.rule;
+        if (!strcmp(other, "dropless")) continue;
+        if (rule && strcmp(rule, other) != 0)
+            return moe_fail(MOE_EUSAGE,
+                            "--output: a store cannot tell capacity rules %s and %s apart, "
+                            "expected one of them",
+                            rule, other);
+        rule = other;
+    }
+    return MOE_OK;
+}
+
 /* A store that is there keeps all but its results. */
 static int write_results(const char *path, const struct moe_grid *g, const struct moe_input *in)
 {
@@ -264,6 +281,7 @@ int moe_cli_compare(const struct moe_args *args)
     int err;
     MOE_TRY_GOTO(moe_input_load(args, &in));
     MOE_TRY_GOTO(moe_grid_make(&g, args, &in));
+    if (args->output) MOE_TRY_GOTO(check_rules(&g));
     MOE_TRY_GOTO(moe_grid_run(&g, &in, args->threads));
     if (args->output) MOE_TRY_GOTO(write_results(args->output, &g, &in));
     if (args->json)

@@ -45,6 +45,8 @@ expect 2 "no value 'dropless:1': rule dropless has no factor" compare "$small" -
 expect 2 "no value 'deepspeed:0': expected a factor from 1e-06" compare "$small" --vary capacity=deepspeed:0
 expect 2 "dispatcher=foo: .*'foo', known: alltoall, allgather, deepep, gshard" \
     compare "$small" --vary dispatcher=foo
+expect 2 '--output: a store cannot tell capacity rules megatron and tutel apart' \
+    compare "$small" --vary capacity=1,dropless,tutel:1 -o rules.db
 sed '$a capacity: {rule: deepspeed, drop_tokens: false}' "$small" > keeps.yaml
 expect 2 "no value '2': rule deepspeed has no factor with drop_tokens: false" \
     compare keeps.yaml --vary capacity=megatron,2
