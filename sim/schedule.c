@@ -30,11 +30,17 @@ const bool moe_recv_per_peer[] = {MOE_COLLECTIVES(X)};
 #define X(name, text, send_per_peer, recv_per_peer, reduces) reduces,
 const bool moe_reduces[] = {MOE_COLLECTIVES(X)};
 #undef X
-#define X(name, reverse, rides) MOE_BY_##reverse,
+#define X(name, library, reverse, rides, home) MOE_BY_##reverse,
 const enum moe_transport moe_transport_reverse[] = {MOE_TRANSPORTS(X)};
 #undef X
-#define X(name, reverse, rides) rides,
+#define X(name, library, reverse, rides, home) MOE_LIBRARY_##library,
+const enum moe_library moe_transport_library[] = {MOE_TRANSPORTS(X)};
+#undef X
+#define X(name, library, reverse, rides, home) rides,
 const bool moe_transport_rides[] = {MOE_TRANSPORTS(X)};
+#undef X
+#define X(name, library, reverse, rides, home) home,
+const bool moe_transport_home[] = {MOE_TRANSPORTS(X)};
 #undef X
 #define X(name, text) text,
 const char *const moe_reduction_text[] = {MOE_REDUCTIONS(X)};

@@ -73,16 +73,29 @@
 /* What a collective that reduces makes of the elements; text goes behind its name. */
 #define MOE_REDUCTIONS(X) X(SUM, "") X(MAX, " max")
 /* Who moves the bytes of a collective: how long that takes, not what arrives. Gradients go back by `reverse`. What
- * rides is moved by the kernel of another operation, which pays its latency. All but NCCL move pairs only, of
- * the group that splits the experts.
- *        name               reverse           rides */
+ * rides is moved by the kernel of another operation, which pays its latency. Home: bytes go to the rank whose
+ * tokens they are of. All but NCCL move pairs only, of the group that splits the experts. Each library has a
+ * dispatch and a combine, and what rides: counts before a dispatch (NOTIFY); where a token goes once to each
+ * rank that has any of its experts, what goes with it (DISPATCHED), or comes back with it (COMBINED).
+ *        name               library      reverse           rides  home */
 #define MOE_TRANSPORTS(X) \
-        X(NCCL,              NCCL,              false) \
-        X(DEEPEP_DISPATCH,   DEEPEP_COMBINE,    false) /* of tokens, to each rank that has any of their experts */ \
-        X(DEEPEP_COMBINE,    DEEPEP_DISPATCH,   false) /* back */ \
-        X(DEEPEP_NOTIFY,     DEEPEP_NOTIFY,     true)  /* counts, before a dispatch */ \
-        X(DEEPEP_DISPATCHED, DEEPEP_COMBINED,   true)  /* what goes with each token of a dispatch, */ \
-        X(DEEPEP_COMBINED,   DEEPEP_DISPATCHED, true)  /* or comes back with it */
+        X(NCCL,              NCCL,        NCCL,              false, false) \
+        X(DEEPEP_DISPATCH,   DEEPEP,      DEEPEP_COMBINE,    false, false) \
+        X(DEEPEP_COMBINE,    DEEPEP,      DEEPEP_DISPATCH,   false, true) \
+        X(DEEPEP_NOTIFY,     DEEPEP,      DEEPEP_NOTIFY,     true,  false) \
+        X(DEEPEP_DISPATCHED, DEEPEP,      DEEPEP_COMBINED,   true,  false) \
+        X(DEEPEP_COMBINED,   DEEPEP,      DEEPEP_DISPATCHED, true,  true) \
+        X(LOW_DISPATCH,      LOW_LATENCY, LOW_COMBINE,       false, false) \
+        X(LOW_COMBINE,       LOW_LATENCY, LOW_DISPATCH,      false, true) \
+        X(LOW_NOTIFY,        LOW_LATENCY, LOW_NOTIFY,        true,  false) \
+        X(ONE_DISPATCH,      ONE_SIDED,   ONE_COMBINE,       false, false) \
+        X(ONE_COMBINE,       ONE_SIDED,   ONE_DISPATCH,      false, true) \
+        X(ONE_NOTIFY,        ONE_SIDED,   ONE_NOTIFY,        true,  false) \
+        X(ONE_DISPATCHED,    ONE_SIDED,   ONE_COMBINED,      true,  false) \
+        X(ONE_COMBINED,      ONE_SIDED,   ONE_DISPATCHED,    true,  true)
+/* DEEPEP, LOW_LATENCY: its normal and low-latency kernels. ONE_SIDED: kernels that write to their peers in one
+ * NVLink domain. */
+#define MOE_LIBRARIES(X) X(NCCL) X(DEEPEP) X(LOW_LATENCY) X(ONE_SIDED)
 #define MOE_OP_KINDS(X) X(KERNEL, "kernel") X(COLLECTIVE, "collective") X(HOST_SYNC, "host_sync")
 #define MOE_PASSES(X) \
         X(FORWARD, "forward") X(BACKWARD, "backward") X(SYNC, "sync") \
@@ -127,8 +140,11 @@ enum moe_collective { MOE_COLLECTIVES(X) MOE_COLLECTIVE_COUNT };
 #define X(name, text) MOE_REDUCE_##name,
 enum moe_reduction { MOE_REDUCTIONS(X) MOE_REDUCTION_COUNT };
 #undef X
-#define X(name, reverse, rides) MOE_BY_##name,
+#define X(name, library, reverse, rides, home) MOE_BY_##name,
 enum moe_transport { MOE_TRANSPORTS(X) MOE_TRANSPORT_COUNT };
+#undef X
+#define X(name) MOE_LIBRARY_##name,
+enum moe_library { MOE_LIBRARIES(X) MOE_LIBRARY_COUNT };
 #undef X
 #define X(name, text) MOE_##name,
 enum moe_op_kind { MOE_OP_KINDS(X) MOE_OP_KIND_COUNT };
@@ -143,8 +159,10 @@ enum moe_expr_op { MOE_EXPR_OPS(X) MOE_EXPR_OP_COUNT };
 
 extern const char *const moe_type_text[], *const moe_kernel_text[], *const moe_collective_text[];
 extern const char *const moe_reduction_text[], *const moe_op_kind_text[], *const moe_pass_text[];
-extern const bool moe_send_per_peer[], moe_recv_per_peer[], moe_reduces[], moe_transport_rides[];
+extern const bool moe_send_per_peer[], moe_recv_per_peer[], moe_reduces[], moe_transport_rides[],
+    moe_transport_home[];
 extern const enum moe_transport moe_transport_reverse[];
+extern const enum moe_library moe_transport_library[];
 extern const int moe_type_bytes[];
 extern const enum moe_cost moe_kernel_cost[];
 
@@ -178,8 +196,9 @@ struct moe_symbol {
     int comm; /* BEFORE, and PEER: index i is member i of the rank's group here; else -1 */
     int buffer, rows, cols;
     bool by_row;
-    int slice; /* communicator, 0: none */
-    int expr;  /* expression, or 0 */
+    int slice;      /* communicator, 0: none */
+    int expr;       /* expression, or 0 */
+    bool on_device; /* kernels read the counts where they are: the host need not know them */
 };
 
 /* Which ranks hold a slot: those whose role has its layer; of a buffer that is of no layer, these. */
@@ -257,6 +276,7 @@ struct moe_op {
     uint64_t seed; /* LIMIT at random */
     int low, high; /* KERNEL: expressions; where low is above high the framework stops, or worse */
     const char *needs; /* why low must not be above high, in words; NULL: nothing is compared */
+    int needs_class;   /* of check.h; 0: C8 */
     int divisor;       /* SCALE, AUX_LOSS: expression */
     int times;         /* SCALE: expression; 0: one */
     double factor;     /* SGD, ADAMW: learning rate; AUX_LOSS: coefficient; CLIP: largest norm */

@@ -160,7 +160,8 @@ int moe_asked_plan(const struct moe_asked *first, const struct moe_topo *t, cons
         kind, n, m.rank, bytes, moe_type_bytes[type], type != MOE_I32 && type != MOE_I64};
     out->n = 0;
     if (err >= 0)
-        err = moe_transport_plan(t, first->op->transport, &moved, first->values, first->layer, out, error);
+        err = moe_transport_plan(t, first->op->transport, &moved, first->s, first->values, first->layer, out,
+                                 error);
     free(bytes);
     return err;
 }

@@ -20,6 +20,7 @@ const char *const moe_link_class_text[] = {MOE_LINK_CLASSES(X)};
 struct draft {
     struct moe_topo topo;
     const struct moe_yaml *gpu, *intra, *inter, *host, *nccl, *deepep, *gemm, *experts;
+    const struct moe_yaml *low_latency, *one_sided, *dispatch, *combine;
     char version[MOE_NAME]; /* of the block nccl */
     int64_t arch, ring_channels;
     int64_t sms;        /* of the block gemm */
@@ -60,6 +61,8 @@ static const struct moe_key top_keys[] = {
     BLOCK(inter),
     {"nccl", MOE_KEY_NODE, FIELD(nccl)},
     {"deepep", MOE_KEY_NODE, FIELD(deepep)},
+    {"deepep_low_latency", MOE_KEY_NODE, FIELD(low_latency)},
+    {"nvlink_one_sided", MOE_KEY_NODE, FIELD(one_sided)},
     {"gemm", MOE_KEY_NODE, FIELD(gemm)},
     {"experts", MOE_KEY_NODE, FIELD(experts)},
     {"host", MOE_KEY_NODE, FIELD(host)},
@@ -167,12 +170,31 @@ static const struct moe_key kernels_keys[] = {
     {"combine", MOE_KEY_NODE, offsetof(struct kernels, combine)},
     {"error", MOE_KEY_QUANTITY, offsetof(struct kernels, error), .max = 10, .unit = MOE_UNIT_SHARE},
 };
-#define KERNEL_PARAM(member, key, unit_, size, least, most_, source)                                         \
-    {key, MOE_KEY_QUANTITY, offsetof(struct moe_deepep_normal, member), .max = (most_),                      \
+#define KERNEL_KEY(type, member, key, size, most_, must)                                                     \
+    {key,                                                                                                    \
+     MOE_KEY_QUANTITY,                                                                                       \
+     offsetof(struct type, member),                                                                          \
+     .required = (must),                                                                                     \
+     .max = (most_),                                                                                         \
      .unit = (size) > 1    ? MOE_UNIT_BPS                                                                    \
              : (size) == 1 ? MOE_UNIT_SHARE                                                                  \
                            : MOE_UNIT_SECONDS},
-static const struct moe_key kernel_keys[] = {MOE_DEEPEP_NORMAL(KERNEL_PARAM)};
+#define NORMAL(member, key, unit_, size, least, most_, source)                                               \
+    KERNEL_KEY(moe_deepep_normal, member, key, size, most_, false)
+#define LOW_LATENCY(member, key, unit_, size, least, most_, source)                                          \
+    KERNEL_KEY(moe_deepep_low_latency, member, key, size, most_, true)
+#define ONE_SIDED(member, key, unit_, size, least, most_, source)                                            \
+    KERNEL_KEY(moe_onesided, member, key, size, most_, offsetof(struct moe_onesided, member) == 0)
+static const struct moe_key kernel_keys[] = {MOE_DEEPEP_NORMAL(NORMAL)};
+static const struct moe_key low_latency_keys[] = {MOE_DEEPEP_LOW_LATENCY(LOW_LATENCY)};
+static const struct moe_key one_sided_keys[] = {MOE_ONESIDED(ONE_SIDED)};
+#define BOTH BLOCK(dispatch), BLOCK(combine), BLOCK(source)
+static const struct moe_key low_latency_block[] = {
+    BOTH,
+    {"one_node_error", MOE_KEY_QUANTITY, FIELD(topo.low_latency.error[0]), .max = 10, .unit = MOE_UNIT_SHARE},
+    {"nodes_error", MOE_KEY_QUANTITY, FIELD(topo.low_latency.error[1]), .max = 10, .unit = MOE_UNIT_SHARE},
+};
+static const struct moe_key one_sided_block[] = {BOTH, ERROR_OF(one_sided.error)};
 
 static int read_block(const struct moe_yaml *block, const struct moe_key *keys, size_t n, struct draft *d)
 {
@@ -280,6 +302,25 @@ static int read_deepep(struct draft *d)
     return read_kernels(d->nodes, &p->nodes);
 }
 
+/* Numbers of the two kernels of a block. */
+#define READ_PAIR(block, block_keys, keys, out)                                                              \
+    do {                                                                                                     \
+        MOE_TRY(READ_BLOCK(block, block_keys));                                                              \
+        MOE_TRY(moe_yaml_read(d->dispatch, keys, sizeof keys / sizeof *keys, &(out)[0]));                    \
+        MOE_TRY(moe_yaml_read(d->combine, keys, sizeof keys / sizeof *keys, &(out)[1]));                     \
+    } while (0)
+static int read_low_latency(struct draft *d)
+{
+    READ_PAIR(d->low_latency, low_latency_block, low_latency_keys, d->topo.low_latency.kernel);
+    return MOE_OK;
+}
+
+static int read_one_sided(struct draft *d)
+{
+    READ_PAIR(d->one_sided, one_sided_block, one_sided_keys, d->topo.one_sided.kernel);
+    return MOE_OK;
+}
+
 static int read_topo(const struct moe_yaml *root, struct draft *d)
 {
     MOE_TRY(moe_yaml_read(root, top_keys, sizeof top_keys / sizeof *top_keys, d));
@@ -291,6 +332,8 @@ static int read_topo(const struct moe_yaml *root, struct draft *d)
     if (d->host) MOE_TRY(check_slice(d->host, &d->topo));
     if (d->nccl) MOE_TRY(read_nccl(d));
     MOE_TRY(read_deepep(d));
+    if (d->low_latency) MOE_TRY(read_low_latency(d));
+    if (d->one_sided) MOE_TRY(read_one_sided(d));
     if (d->gemm) MOE_TRY(READ_BLOCK(d->gemm, gemm_keys));
     d->topo.gpu.n_sms = (int)d->sms;
     d->topo.gpu.shared_bytes = (int64_t)d->shared_bytes;

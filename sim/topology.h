@@ -17,6 +17,10 @@
  *   experts: {memory_share: 95 %, ... (gemm.h), source: ...}
  *   deepep:  {sms: 20, one_node: {dispatch: {start: 22.6 us, ... (deepep_numbers.h)}, combine: {...},
  *             error: 8 %}, nodes: {dispatch: {...}, combine: {...}}, source: ...}
+ *   deepep_low_latency: {dispatch: {start: 14.6 us, ... (deepep_numbers.h)}, combine: {...},
+ *             one_node_error: 8 %, nodes_error: 10 %, source: ...}
+ *   nvlink_one_sided: {dispatch: {start: 12.8 us, ... (onesided_numbers.h)}, combine: {...}, error: 8 %,
+ *             source: ...}
  *   host:    {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: ...}
  *
  * All keys are required but for error, bus (of kind shared only), matmul_bfloat16 where it is not used, and
@@ -44,6 +48,9 @@
  * counts the largest 90th percentile of measured rows that were not fitted, since all those are of even
  * traffic.
  *
+ * deepep_low_latency, nvlink_one_sided: kernels that the machine has numbers of; without the block it cannot
+ * run them. All parameters are said; those of nvlink_one_sided that are left out limit nothing.
+ *
  * host: the ranks are processes that take turns of `slice` (1 us or more) on the `cores` of their node.
  * Operations of a rank run one after the other; a kernel needs a core, and so does a rank to leave a
  * collective. A kernel lasts `call` (for each of its products), and its products at matmul, its other
@@ -54,6 +61,7 @@
 #include "sim/cost/deepep_numbers.h"
 #include "sim/cost/gemm.h"
 #include "sim/cost/nccl.h"
+#include "sim/cost/onesided_numbers.h"
 
 #include <limits.h>
 
@@ -88,6 +96,8 @@ struct moe_topo {
     double gemm_error;    /* of kernels, where bfloat16 is what is multiplied */
     struct moe_nccl nccl; /* without release: not set */
     struct moe_deepep deepep;
+    struct moe_low_latency low_latency;
+    struct moe_one_sided one_sided;
     struct moe_gpu gpu;              /* without SMs: not set, nor are the next two */
     struct moe_gemm gemm;            /* of bfloat16 products */
     struct moe_grouped experts;      /* of those of a group; without launch: not set */

@@ -115,13 +115,19 @@ static struct work normal(const struct moe_deepep_normal *p, const struct moe_to
     return w;
 }
 
+/* What a rank waits for before its rows: `other` of the n ranks are on other nodes. */
+static double low_latency_of(const struct moe_deepep_low_latency *p, int other, int n, int experts)
+{
+    return p->start_s + (other ? p->remote_s : 0) + p->expert_s * experts * other / n;
+}
+
 static struct work low_latency(const struct moe_deepep_low_latency *p, const struct moe_topo *topo,
                                const struct moe_deepep_case *c)
 {
     struct work w = new_work(topo, c);
     double other = (w.nodes - 1.0) / w.nodes,
            sent = (double)c->tokens * c->top_k * moe_deepep_row_bytes(c, true);
-    w.latency_s = p->start_s + (w.nodes > 1 ? p->remote_s : 0) + p->expert_s * c->experts * other;
+    w.latency_s = low_latency_of(p, c->ranks - w.ranks_per_node, c->ranks, c->experts);
     w.serial = p->serial;
     w.copied_bytes = sent;
     w.copy_Bps = p->copy_Bps;
@@ -169,42 +175,60 @@ double moe_deepep_low_latency_s(const struct moe_deepep_low_latency *p, const st
 
 /* ---- flows of low latency ---- */
 
-static int send_network(const struct work *w, int rank, bool serial, int after, struct moe_plan *out)
+/* A stage of member i: what it has for others of its node, or of other nodes. Result: its largest flow, or
+ * `after`. */
+static int low_latency_stage(const struct moe_low_latency_traffic *x, int64_t per_node, int i, bool remote,
+                             double share, bool serial, int after, struct moe_plan *out)
 {
-    int P = w->ranks_per_node, last = after, peers = (w->nodes - 1) * P;
-    for (int i = 0; i < w->nodes * P; i++)
-        if (i / P != rank / P)
-            last = send_to(out, rank, i, part_of(w->serial, w->network_bytes / peers, serial), 0, after);
-    return last;
+    int largest = after;
+    for (int to = 0; to < x->n; to++) {
+        int64_t bytes = part_of(share, x->bytes[(size_t)i * (size_t)x->n + (size_t)to], serial);
+        if (to == i || remote == (x->rank[to] / per_node == x->rank[i] / per_node)) continue;
+        int at = send_to(out, x->rank[i], x->rank[to], bytes, 0, after);
+        if (at != after && (largest == after || bytes > out->flow[largest].bytes)) largest = at;
+    }
+    return largest;
 }
 
-static int send_nvlink(const struct work *w, int rank, bool serial, int after, struct moe_plan *out)
+void moe_low_latency_traffic_plan(const struct moe_deepep_low_latency *p, const struct moe_topo *topo,
+                                  const struct moe_low_latency_traffic *x, struct moe_plan *out)
 {
-    int P = w->ranks_per_node, node = rank / P, last = after;
-    for (int i = node * P; i < (node + 1) * P; i++)
-        if (i != rank)
-            last = send_to(out, rank, i, part_of(w->serial, w->nvlink_bytes / (P - 1), serial), 0, after);
-    return last;
+    int64_t P = topo->gpus_per_node;
+    for (int i = 0; i < x->n; i++) {
+        double copied = 0;
+        int other = 0;
+        for (int to = 0; to < x->n; to++) {
+            copied += x->bytes[(size_t)i * (size_t)x->n + (size_t)to];
+            other += x->rank[to] / P != x->rank[i] / P;
+        }
+        struct moe_sent first = {.from = x->rank[i],
+                                 .to = x->rank[i],
+                                 .bytes = part_of(p->serial, copied, true),
+                                 .rate_Bps = p->copy_Bps,
+                                 .delay_s = x->rides ? 0 : low_latency_of(p, other, x->n, x->experts),
+                                 .after = -1};
+        int last = moe_plan_add(out, first);
+        last = low_latency_stage(x, P, i, true, p->serial, true, last, out);
+        last = low_latency_stage(x, P, i, false, p->serial, true, last, out);
+        send_to(out, x->rank[i], x->rank[i], part_of(p->serial, copied, false), p->copy_Bps, last);
+        low_latency_stage(x, P, i, true, p->serial, false, last, out);
+        low_latency_stage(x, P, i, false, p->serial, false, last, out);
+    }
 }
 
 void moe_deepep_low_latency_plan(const struct moe_deepep_low_latency *p, const struct moe_topo *topo,
                                  const struct moe_deepep_case *c, struct moe_plan *out)
 {
-    struct work w = low_latency(p, topo, c);
-    for (int rank = 0; rank < w.nodes * w.ranks_per_node; rank++) {
-        struct moe_sent first = {.from = rank,
-                                 .to = rank,
-                                 .bytes = part_of(w.serial, w.copied_bytes, true),
-                                 .rate_Bps = w.copy_Bps,
-                                 .delay_s = w.latency_s,
-                                 .after = -1};
-        int last = moe_plan_add(out, first);
-        last = send_network(&w, rank, true, last, out);
-        last = send_nvlink(&w, rank, true, last, out);
-        send_to(out, rank, rank, part_of(w.serial, w.copied_bytes, false), w.copy_Bps, last);
-        send_network(&w, rank, false, last, out);
-        send_nvlink(&w, rank, false, last, out);
-    }
+    size_t n = (size_t)c->ranks;
+    int *rank = moe_alloc(n, sizeof *rank);
+    double *bytes = moe_alloc(n * n, sizeof *bytes);
+    for (int i = 0; i < c->ranks; i++) rank[i] = i;
+    for (size_t i = 0; i < n * n; i++) bytes[i] = low_latency(p, topo, c).copied_bytes / c->ranks;
+    const struct moe_low_latency_traffic x = {
+        .n = c->ranks, .experts = c->experts, .rank = rank, .bytes = bytes};
+    moe_low_latency_traffic_plan(p, topo, &x, out);
+    free(rank);
+    free(bytes);
 }
 
 /* ---- flows of normal kernels ---- */

@@ -5,8 +5,8 @@
  * expert, straight to its rank. Three stages move the bytes: SMs copy, S; NICs send to other nodes, N; NVLink
  * carries within nodes, V. They overlap but for a part of their work:
  *   latency + (1 - serial) * max(S, N, V) + serial * (S + N + V)
- * In closed form tokens choose experts evenly: counts of nodes and ranks are expectations. Plans of normal
- * kernels are of any traffic.
+ * In closed form tokens choose experts evenly: counts of nodes and ranks are expectations. Plans are of any
+ * traffic.
  * Source: deepseek-ai/DeepEP csrc/kernels, tests/test_internode.py. Sizes met: 8 to 256 ranks. */
 #ifndef MOE_DEEPEP_H
 #define MOE_DEEPEP_H
@@ -55,6 +55,16 @@ struct moe_deepep_traffic {
  * largest flow of the one before. Cost: O(n^2). */
 void moe_deepep_traffic_plan(const struct moe_deepep_normal *p, const struct moe_topo *topo,
                              const struct moe_deepep_traffic *x, struct moe_plan *out);
+
+/* The same of low-latency kernels, whose rows go straight from rank to rank. */
+struct moe_low_latency_traffic {
+    bool rides; /* as above */
+    int n, experts;
+    const int *rank;     /* [n] members, node by node */
+    const double *bytes; /* [n, n] from, to */
+};
+void moe_low_latency_traffic_plan(const struct moe_deepep_low_latency *p, const struct moe_topo *topo,
+                                  const struct moe_low_latency_traffic *x, struct moe_plan *out);
 
 /* Adds the same as flows of ranks 0 to c->ranks - 1: of each rank the serial part of the three stages, one
  * after the other, then what is left of them side by side. A stage follows the last flow of the one before,

@@ -47,6 +47,11 @@ extern const struct moe_number moe_deepep_normal_param[MOE_DEEPEP_NORMAL_PARAMS]
     moe_deepep_low_latency_param[MOE_DEEPEP_LOW_LATENCY_PARAMS];
 extern const struct moe_deepep_low_latency moe_deepep_low_latency_default[2];
 
+/* Low-latency kernels of a machine; copy_Bps 0: it says nothing of them. */
+struct moe_low_latency {
+    struct moe_deepep_low_latency kernel[2]; /* dispatch, combine */
+    double error[2];                         /* on one node, on more: as below */
+};
 /* Normal kernels of a machine. */
 struct moe_deepep_kernels {
     struct moe_deepep_normal kernel[2]; /* dispatch, combine */

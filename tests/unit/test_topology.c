@@ -257,6 +257,63 @@ static void kernels_of_deepep(void **state)
     moe_topo_free(t);
 }
 
+/* A file says all of low-latency and one-sided kernels, or nothing; of the latter rates may be without limit.
+ * */
+static void kernels_without_defaults(void **state)
+{
+    (void)state;
+#define LOW "start: 14 us, remote: 2 us, expert: 20 ns, copy: 300 GB/s"
+    static const struct {
+        const char *block, *message;
+    } cases[] = {
+        {"deepep_low_latency: {dispatch: {" LOW ", serial: 12 %}, combine: {" LOW ", serial: 12 %}}\n",
+         "yaml:6: key 'source' is missing"},
+        {"deepep_low_latency: {dispatch: {" LOW ", serial: 12 %}, source: a}\n",
+         "yaml:6: key 'combine' is missing"},
+        {"deepep_low_latency: {dispatch: {" LOW "}, combine: {" LOW "}, source: a}\n",
+         "yaml:6: key 'serial' is missing"},
+        {"deepep_low_latency: {dispatch: {" LOW ", serial: 101 %}, combine: {}, source: a}\n",
+         "yaml:6: serial: "},
+        {"nvlink_one_sided: {dispatch: {target: 1 us}, combine: {start: 1 us}, source: a}\n",
+         "yaml:6: key 'start' is missing"},
+        {"nvlink_one_sided: {dispatch: {start: 1 us, link: 3 us}, combine: {start: 1 us}, source: a}\n",
+         "yaml:6: link: "},
+        {"nvlink_onesided: {source: a}\n",
+         "unknown key 'nvlink_onesided' (did you mean 'nvlink_one_sided'?)"},
+    };
+    struct moe_topo *t;
+    char text[640];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(text, sizeof text, "%s%s", inter, cases[i].block);
+        assert_int_equal(load_text(top, gpu, intra, text, &t), MOE_EINPUT);
+        if (!strstr(moe_error(), cases[i].message))
+            fail_msg("'%s' does not hold '%s'", moe_error(), cases[i].message);
+    }
+    snprintf(text, sizeof text,
+             "%sdeepep_low_latency: {dispatch: {" LOW
+             ", serial: 12 %%}, nodes_error: 25 %%, one_node_error: 5 %%,\n"
+             "  combine: {start: 3 us, remote: 1 us, expert: 1 ns, copy: 2 GB/s, serial: 50 %%}, source: "
+             "made up}\n"
+             "nvlink_one_sided: {dispatch: {start: 9 us, row: 5 ns}, combine: {start: 8 us, target: 1 us,\n"
+             "  token: 2 ns, pair: 4 GB/s, link: 6 GB/s}, error: 75 %%, source: made up}\n",
+             inter);
+    assert_int_equal(load_text(top, gpu, intra, text, &t), MOE_OK);
+    const struct moe_low_latency low = {{{14e-6, 2e-6, 20e-9, 300e9, 0.12}, {3e-6, 1e-6, 1e-9, 2e9, 0.5}},
+                                        {0.05, 0.25}};
+    const struct moe_one_sided one = {{{9e-6, 0, 0, 5e-9, 0, 0}, {8e-6, 1e-6, 2e-9, 0, 4e9, 6e9}}, 0.75};
+    const double *want = (const double *)&low, *have = (const double *)&t->low_latency;
+    for (size_t i = 0; i < sizeof low / sizeof *want; i++) assert_true(fabs(have[i] / want[i] - 1) < 1e-12);
+    want = (const double *)&one;
+    have = (const double *)&t->one_sided;
+    for (size_t i = 0; i < sizeof one / sizeof *want; i++)
+        assert_true(fabs(have[i] - want[i]) <= 1e-12 * want[i]);
+    moe_topo_free(t);
+    t = load("h100_sxm");
+    assert_true(t->low_latency.kernel[0].copy_Bps > 0 && t->one_sided.kernel[0].start_s == 0);
+    moe_topo_free(t);
+}
+#undef LOW
+
 static const char host[] = "host: {cores: 2, slice: 3 ms, scalar: 5 GFLOP/s, call: 1 us, source: made up}\n";
 
 static void a_host_has_cores(void **state)
@@ -343,12 +400,19 @@ int main(void)
 {
     unsetenv("MOESIM_TOPOLOGIES");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shipped_files_load),      cmocka_unit_test(paths_through_a_switch),
-        cmocka_unit_test(paths_over_a_shared_bus), cmocka_unit_test(gpus_spread_over_nics),
-        cmocka_unit_test(alltoall_of_eight_nodes), cmocka_unit_test(loader_refuses),
-        cmocka_unit_test(kernels_of_deepep),       cmocka_unit_test(a_host_has_cores),
-        cmocka_unit_test(a_machine_has_channels),  cmocka_unit_test(names_are_looked_up),
-        cmocka_unit_test(pairs_share_a_nic),       cmocka_unit_test(racks_of_72),
+        cmocka_unit_test(shipped_files_load),
+        cmocka_unit_test(paths_through_a_switch),
+        cmocka_unit_test(paths_over_a_shared_bus),
+        cmocka_unit_test(gpus_spread_over_nics),
+        cmocka_unit_test(alltoall_of_eight_nodes),
+        cmocka_unit_test(loader_refuses),
+        cmocka_unit_test(kernels_without_defaults),
+        cmocka_unit_test(kernels_of_deepep),
+        cmocka_unit_test(a_host_has_cores),
+        cmocka_unit_test(a_machine_has_channels),
+        cmocka_unit_test(names_are_looked_up),
+        cmocka_unit_test(pairs_share_a_nic),
+        cmocka_unit_test(racks_of_72),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

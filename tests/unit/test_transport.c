@@ -11,6 +11,7 @@
 #include "sim/cost/transport.h"
 
 #include "sim/cost/deepep.h"
+#include "sim/cost/onesided.h"
 #include "tests/unit/plan.h"
 
 #include <string.h>
@@ -20,7 +21,9 @@ enum { ROW = 1000 };
 static struct moe_routing *by_hand(void)
 {
     static const int32_t of0[] = {2, 3, 2, 3, 1, 2, 0, 3}, of1[] = {2, 3}, of2[] = {0, 1};
+    static const int64_t tokens[] = {4, 1, 1, 0};
     struct moe_routing *r = moe_routing_new(1, 4, 4, 2);
+    memcpy(r->tokens, tokens, sizeof tokens);
     moe_routing_add(r, 0, 0, 4, of0);
     moe_routing_add(r, 0, 1, 1, of1);
     moe_routing_add(r, 0, 2, 1, of2);
@@ -42,7 +45,7 @@ static void open_world(struct world *w, const struct moe_routing *r, int64_t row
 {
     int n = r->n_ranks;
     int32_t tokens[64];
-    *w = (struct world){.s = {.n_ranks = n, .n_layers = 1, .tokens = r->tokens}};
+    *w = (struct world){.s = {.n_ranks = n, .n_layers = 1, .n_experts = r->n_experts, .tokens = r->tokens}};
     w->values = moe_values_new(&w->s, r);
     w->bytes = moe_alloc((size_t)n * (size_t)n, sizeof *w->bytes);
     for (int i = 0; i < n; i++) {
@@ -63,7 +66,7 @@ static double planned(const struct world *w, const struct moe_topo *t, enum moe_
                       struct moe_plan *plan)
 {
     double error;
-    assert_int_equal(moe_transport_plan(t, by, &w->m, w->values, 0, plan, &error), MOE_OK);
+    assert_int_equal(moe_transport_plan(t, by, &w->m, &w->s, w->values, 0, plan, &error), MOE_OK);
     return error;
 }
 
@@ -180,6 +183,116 @@ static void even_traffic_takes_the_closed_form(void **state)
         }
 }
 
+static void expect_us(const struct moe_topo *t, const struct moe_plan *plan, const char *what, double us)
+{
+    double off_ps = (double)moe_plan_time(t, plan) - us * 1e6;
+    if (!(fabs(off_ps) < 3)) fail_msg("%s: off by %g ps", what, off_ps);
+}
+
+/* Rank 0 has 1 row for itself, 2 for its neighbour, 4 and 3 for the other node: copied at 1 GB/s, 10 us; over
+ * its NIC at 1 GB/s the larger flow ends after 7; NVLink, 2 rows at 2 GB/s, 1. Latency: 5 us, 3 for the other
+ * node, and of 4 experts the half is there, 0.5 us each; combine starts after 6. What rides pays none. */
+static void low_latency_by_hand(void **state)
+{
+    (void)state;
+    struct moe_topo t = plan_machine(4, 2, 2, 2e9, 1e9);
+    struct moe_routing *r = by_hand();
+    struct moe_plan plan = {0};
+    struct world w;
+    const int64_t bytes[16] = {1 * ROW, 2 * ROW, 4 * ROW, 3 * ROW};
+    open_world(&w, r, ROW, false);
+    w.m.bytes = bytes;
+    t.low_latency.error[1] = 0.25;
+    for (int serial = 0; serial < 2; serial++) {
+        for (int i = 0; i < 2; i++)
+            t.low_latency.kernel[i] =
+                (struct moe_deepep_low_latency){(5 + i) * 1e-6, 3e-6, 0.5e-6, 1e9, serial};
+        assert_true(planned(&w, &t, MOE_BY_LOW_DISPATCH, &plan) == 0.25);
+        expect_us(&t, &plan, "dispatch", serial ? 27 : 19);
+        for (int to = 0; to < 4; to++) assert_int_equal(plan_moved(&plan, 0, to), to ? bytes[to] : 10 * ROW);
+        planned(&w, &t, MOE_BY_LOW_COMBINE, &plan);
+        expect_us(&t, &plan, "combine", serial ? 28 : 20);
+        planned(&w, &t, MOE_BY_LOW_NOTIFY, &plan);
+        expect_us(&t, &plan, "notify", serial ? 18 : 10);
+    }
+    t.gpus_per_node = 4;
+    moe_topo_build(&t, 4);
+    assert_true(planned(&w, &t, MOE_BY_LOW_DISPATCH, &plan) == 0);
+    expect_us(&t, &plan, "one node", 5 + 10 + 4.5); /* 9 rows over its link */
+    close_world(&w);
+    moe_routing_free(r);
+    plan_close(&t, &plan);
+}
+
+/* The tokens above in one domain: rank 0 has 1, 3, 3 rows for others, each token for 1.75 of them: 5 + 2 x
+ * 1.75 us, then 7 rows over its link at 2 GB/s, 3.5 us, though no pair does more than a row in 1 us. The
+ * others are done sooner: 2 others for their token, 5 + 4 us, and a row for each. Where the kernel's link is
+ * at 1 GB/s, 7 us. Back the same. What rides pays no latency, and rows of it no time. */
+static void one_sided_by_hand(void **state)
+{
+    (void)state;
+    struct moe_topo t = plan_machine(4, 4, 4, 2e9, 1e9);
+    struct moe_routing *r = by_hand();
+    struct moe_plan plan = {0};
+    struct world w;
+    int64_t rows[4][4] = {{1, 1, 3, 3}, {0, 0, 1, 1}, {1, 1, 0, 0}, {0, 0, 0, 0}};
+    t.one_sided.error = 0.25;
+    for (int back = 0; back < 2; back++) {
+        open_world(&w, r, ROW, back);
+        for (int link = 0; link < 2; link++) {
+            t.one_sided.kernel[!back] = (struct moe_onesided){.start_s = 1};
+            t.one_sided.kernel[back] = (struct moe_onesided){
+                .start_s = 5e-6, .target_s = 2e-6, .row_s = 1e-6, .link_Bps = link * 1e9};
+            assert_true(planned(&w, &t, back ? MOE_BY_ONE_COMBINE : MOE_BY_ONE_DISPATCH, &plan) == 0.25);
+            expect_us(&t, &plan, back ? "combine" : "dispatch", link ? 15.5 : 12);
+            expect_moved(&plan, rows, back);
+            t.one_sided.kernel[back].row_s = 1e-3;
+            planned(&w, &t, back ? MOE_BY_ONE_COMBINED : MOE_BY_ONE_DISPATCHED, &plan);
+            expect_us(&t, &plan, "what rides", link ? 7 : 3.5);
+            expect_moved(&plan, rows, back);
+        }
+        close_world(&w);
+    }
+    moe_routing_free(r);
+    plan_close(&t, &plan);
+}
+
+/* Every token to every expert, as above. */
+static void even_traffic_of_other_libraries(void **state)
+{
+    (void)state;
+    static const int shape[][2] = {{1, 4}, {1, 8}, {2, 2}, {2, 4}, {8, 1}};
+    enum { TOKENS = 100000, E = 8 };
+    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++)
+        for (int combine = 0; combine < 2; combine++) {
+            int N = shape[i][0], P = shape[i][1], n = N * P;
+            struct moe_deepep_case c = {combine, n, TOKENS, 7168, E, E, 0, 0};
+            struct moe_onesided_case one = {n, E, TOKENS, 4032};
+            struct moe_topo t = plan_machine(n, P, P, 365e9, 50e9);
+            int64_t tokens[8];
+            struct moe_plan plan = {0};
+            struct world w;
+            for (int k = 0; k < 2; k++) {
+                t.low_latency.kernel[k] = moe_deepep_low_latency_default[k];
+                t.one_sided.kernel[k] = moe_onesided_default[MOE_ONESIDED_ONE_DISPATCH + k];
+            }
+            for (int k = 0; k < n; k++) tokens[k] = TOKENS;
+            struct moe_routing *r = moe_routing_generate(1, n, E, E, tokens, 0, 1);
+            open_world(&w, r, llround(moe_deepep_row_bytes(&c, true)) * E / n, combine);
+            planned(&w, &t, combine ? MOE_BY_LOW_COMBINE : MOE_BY_LOW_DISPATCH, &plan);
+            plan_takes(&t, &plan, moe_deepep_low_latency_s(&t.low_latency.kernel[combine], &t, &c), 0);
+            close_world(&w);
+            if (N == 1) {
+                open_world(&w, r, llround(one.row_bytes), combine);
+                planned(&w, &t, combine ? MOE_BY_ONE_COMBINE : MOE_BY_ONE_DISPATCH, &plan);
+                plan_takes(&t, &plan, moe_onesided_s(&t.one_sided.kernel[combine], &t, &one), 0);
+                close_world(&w);
+            }
+            moe_routing_free(r);
+            plan_close(&t, &plan);
+        }
+}
+
 static void expect_nccl(const struct world *w, const struct moe_topo *t, enum moe_transport by)
 {
     struct moe_plan plan = {0}, nccl = {0};
@@ -218,7 +331,7 @@ static void where_it_runs(void **state)
     t.intra_kind = MOE_INTRA_SHARED;
     t.bus_Bps = 1e9;
     moe_topo_build(&t, 4);
-    assert_int_equal(moe_transport_plan(&t, MOE_BY_DEEPEP_COMBINE, &w.m, w.values, 0, &plan, &error),
+    assert_int_equal(moe_transport_plan(&t, MOE_BY_DEEPEP_COMBINE, &w.m, &w.s, w.values, 0, &plan, &error),
                      MOE_EINPUT);
     assert_string_equal(moe_error(), "intra is of kind shared, DeepEP needs NVLink: expected kind switch");
     t.cores = 2;
@@ -229,6 +342,51 @@ static void where_it_runs(void **state)
     close_world(&w);
     moe_routing_free(r);
     plan_close(&t, &plan);
+}
+
+static void expect_refused(const struct world *w, const struct moe_topo *t, enum moe_transport by,
+                           const char *message)
+{
+    struct moe_plan plan = {0};
+    double error;
+    assert_int_equal(moe_transport_plan(t, by, &w->m, &w->s, w->values, 0, &plan, &error), MOE_EINPUT);
+    assert_string_equal(moe_error(), message);
+    free(plan.flow);
+}
+
+static void where_it_does_not_run(void **state)
+{
+    (void)state;
+    struct moe_topo t = plan_machine(4, 4, 4, 200e9, 100e9);
+    struct moe_routing *r = by_hand();
+    struct world w;
+    open_world(&w, r, ROW, false);
+    expect_refused(&w, &t, MOE_BY_LOW_NOTIFY,
+                   "it has no block deepep_low_latency, which says what those kernels take");
+    expect_refused(&w, &t, MOE_BY_ONE_COMBINE,
+                   "it has no block nvlink_one_sided, which says what those kernels take");
+    t.low_latency.kernel[0].copy_Bps = 1e9;
+    t.one_sided.kernel[0].start_s = 1e-6;
+    t.gpus_per_node = 2;
+    moe_topo_build(&t, 4);
+    expect_refused(
+        &w, &t, MOE_BY_ONE_NOTIFY,
+        "ranks 0 and 3 are in different NVLink domains of 2, expected all 4 that split the experts "
+        "in one for one-sided kernels");
+    t.intra_kind = MOE_INTRA_SHARED;
+    t.bus_Bps = 1e9;
+    moe_topo_build(&t, 4);
+    expect_refused(&w, &t, MOE_BY_ONE_DISPATCH,
+                   "intra is of kind shared, nvlink_one_sided needs NVLink: expected kind switch");
+    expect_refused(&w, &t, MOE_BY_LOW_DISPATCH,
+                   "intra is of kind shared, DeepEP needs NVLink: expected kind switch");
+    t.cores = 2;
+    expect_nccl(&w, &t, MOE_BY_LOW_DISPATCH);
+    expect_nccl(&w, &t, MOE_BY_ONE_DISPATCH);
+    free(t.link_Bps);
+    free(t.link_class);
+    close_world(&w);
+    moe_routing_free(r);
 }
 
 /* Whichever group is asked for first, and however often. */
@@ -263,7 +421,11 @@ int main(void)
         cmocka_unit_test(else_a_node_gets_what_its_ranks_get),
         cmocka_unit_test(what_rides_pays_no_latency),
         cmocka_unit_test(even_traffic_takes_the_closed_form),
+        cmocka_unit_test(low_latency_by_hand),
+        cmocka_unit_test(one_sided_by_hand),
+        cmocka_unit_test(even_traffic_of_other_libraries),
         cmocka_unit_test(where_it_runs),
+        cmocka_unit_test(where_it_does_not_run),
         cmocka_unit_test(peers_are_those_of_the_routing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
