@@ -21,7 +21,7 @@ struct slot {
     int64_t cap;   /* elements allocated */
     void *host;    /* [cap] copy, or NULL */
     bool written;  /* since the step began; what persists: always */
-    bool known;    /* host is what a host sync read, and nothing was written since */
+    bool known;    /* host is what was read for the host, and nothing was written since */
     bool borrowed; /* host was handed out for writing: it goes to the device before the next step */
 };
 
@@ -76,6 +76,19 @@ static struct slot *slot_of(const struct moe_execution *x, struct moe_ref ref)
 
 /* ---- sizes ---- */
 
+static int copy(const struct moe_execution *x, void *to, const void *from, size_t bytes)
+{
+    MOE_TRY(x->device->table->copy(x->device, to, from, bytes, MOE_STREAM_COMPUTE));
+    return x->device->table->sync(x->device, MOE_STREAM_COMPUTE);
+}
+
+static int fetch(const struct moe_execution *x, struct slot *slot, enum moe_type type)
+{
+    size_t bytes = (size_t)moe_type_bytes[type];
+    if (!slot->host) slot->host = moe_alloc((size_t)slot->cap, bytes);
+    return slot->borrowed ? MOE_OK : copy(x, slot->host, slot->data, (size_t)slot->n * bytes);
+}
+
 static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
 {
     struct moe_execution *x = ctx;
@@ -85,7 +98,8 @@ static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
     int place = moe_slot(x->s, (struct moe_ref){.buffer = y->buffer}, layer);
     if (place >= 0 && place < x->s->buffers[y->buffer].slots &&
         index < moe_symbol_count(x->s, symbol, rank)) {
-        const struct slot *slot = slot_at(x, y->buffer, place);
+        struct slot *slot = slot_at(x, y->buffer, place);
+        if (y->on_device && slot->written && !slot->known) slot->known = fetch(x, slot, MOE_I64) >= 0;
         if (slot->known && (int64_t)y->rows * y->cols <= slot->n)
             return moe_symbol_reduce(x->s, symbol, rank, slot->host, index);
     }
@@ -113,12 +127,6 @@ static int evaluate(struct moe_execution *x, const char *what, int expr, int lay
 }
 
 /* ---- buffers ---- */
-
-static int copy(const struct moe_execution *x, void *to, const void *from, size_t bytes)
-{
-    MOE_TRY(x->device->table->copy(x->device, to, from, bytes, MOE_STREAM_COMPUTE));
-    return x->device->table->sync(x->device, MOE_STREAM_COMPUTE);
-}
 
 static int poison(const struct moe_execution *x, struct slot *slot, enum moe_type type, int64_t from)
 {
@@ -174,13 +182,6 @@ static int make_room(struct moe_execution *x, struct moe_ref ref, bool keep, str
     MOE_TRY(grow(x, slot, b->type, n));
     if (n > kept) slot->n = n;
     return keep || x->options->poison ? poison(x, slot, b->type, kept) : MOE_OK;
-}
-
-static int fetch(const struct moe_execution *x, struct slot *slot, enum moe_type type)
-{
-    size_t bytes = (size_t)moe_type_bytes[type];
-    if (!slot->host) slot->host = moe_alloc((size_t)slot->cap, bytes);
-    return slot->borrowed ? MOE_OK : copy(x, slot->host, slot->data, (size_t)slot->n * bytes);
 }
 
 /* ---- operations ---- */

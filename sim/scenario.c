@@ -33,6 +33,7 @@ static const struct moe_key top_keys[] = {
     {"routing", MOE_KEY_NODE, FIELD(node.routing)},
     {"capacity", MOE_KEY_NODE, FIELD(node.capacity)},
     {"dispatcher", MOE_KEY_TEXT, FIELD(sc.dispatcher)},
+    {"max_dispatch_tokens", MOE_KEY_INT, FIELD(sc.max_dispatch_tokens), .min = 0, .max = 1 << 24},
     {"topology", MOE_KEY_TEXT, FIELD(sc.topology)},
     {"dtype", MOE_KEY_CHOICE, FIELD(sc.dtype), .choices = dtypes},
     {"optimizer", MOE_KEY_CHOICE, FIELD(sc.optimizer), .choices = optimizers},

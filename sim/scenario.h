@@ -5,7 +5,9 @@
  *   layout:           {ranks: 4, expert_parallel: 4, rank_order: consecutive,   # or strided
  *                      pipeline_parallel: 1, micro_batches: 1, pipeline: 1f1b}   # or gpipe
  *   tokens_per_rank:  256             # of a micro-batch; or a list with one number per rank
- *   dispatcher:       alltoall        # or allgather, deepep, gshard
+ *   dispatcher:       alltoall        # or allgather, deepep, deepep_low_latency, nvlink_one_sided, gshard
+ *   max_dispatch_tokens: 128        # of a rank, that the buffers of deepep_low_latency and nvlink_one_sided
+ *                                   # hold (others have none); 0: as many as there are
  *   capacity:         {rule: megatron, factor: 1.25, drop: probs, pad: false}   # default: rule dropless
  *   dtype:            float32         # or float64, bfloat16 (not for capture)
  *   optimizer:        adamw           # or sgd
@@ -81,6 +83,7 @@ struct moe_scenario {
     int pipeline;    /* enum moe_pipeline */
     int rank_order;  /* enum moe_rank_order */
     int64_t *tokens; /* [ranks] */
+    int64_t max_dispatch_tokens;
     int32_t *counts; /* [layers, ranks, experts] of the routing, or NULL: it is drawn */
     char dispatcher[MOE_NAME], topology[MOE_NAME];
     struct moe_capacity capacity;

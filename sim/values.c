@@ -500,8 +500,8 @@ static const struct moe_symbol_row *row_of(struct moe_values *v, bool host, int 
     int each = moe_slots_each(v->s, y->buffer), in_micro = layer % moe_layers_each(v->s);
     if (each > 1 && in_micro >= each) return NULL; /* outside of the layers */
     const struct cell *cell = cell_of(v, (struct moe_ref){.buffer = y->buffer}, rank, layer);
-    bool known =
-        cell && cell->content && cell->content->n >= y->rows * y->cols && (!host || cell->host_knows);
+    bool known = cell && cell->content && cell->content->n >= y->rows * y->cols &&
+                 (!host || cell->host_knows || y->on_device);
     return known ? keep_row(v, symbol, rank, cell->content) : NULL;
 }
 

@@ -24,7 +24,8 @@ void moe_values_collective(struct moe_values *v, const struct moe_op *const *ops
 /* A host sync ran on a rank: the symbols of the buffers it reads become known there. */
 void moe_values_host_sync(struct moe_values *v, const struct moe_op *op, int rank, int layer);
 
-/* Symbols as the host of each rank knows them (MOE_UNKNOWN before the host sync)... */
+/* Symbols as the host of each rank knows them (MOE_UNKNOWN before the host sync, but where it need not
+ * know)... */
 struct moe_env moe_values_host(struct moe_values *v);
 /* ...and as the device knows them (kernels need no host sync). */
 struct moe_env moe_values_device(struct moe_values *v);

@@ -188,8 +188,8 @@ static bool check_needs(struct moe_checker *c, int rank, const struct moe_here *
     int64_t low = moe_eval(c->s, c->host, h->op->low, rank, h->layer, 0),
             high = moe_eval(c->s, c->host, h->op->high, rank, h->layer, 0);
     if (low <= high) return true;
-    moe_check_verdict(c, 8, rank, moe_check_label(h).text, "%s: %" PRId64 " is above %" PRId64, h->op->needs,
-                      low, high);
+    moe_check_verdict(c, h->op->needs_class ? h->op->needs_class : 8, rank, moe_check_label(h).text,
+                      "%s: %" PRId64 " is above %" PRId64, h->op->needs, low, high);
     c->refused = true;
     return false;
 }
@@ -294,7 +294,7 @@ static void keep_causes(struct moe_verdicts *v)
     int kept = 0;
     for (int i = 0; i < v->n; i++) {
         int class = v->item[i].check_class;
-        if (class <= 2 || class == 8 || class == 14) {
+        if (class <= 2 || class == 8 || class == 10 || class == 14) {
             v->item[kept++] = v->item[i];
             continue;
         }

@@ -16,6 +16,7 @@
  *   C7 aux loss  the auxiliary loss and its gradient have one coefficient and divisor
  *   C8 capacity  what a capacity rule needs of tokens and capacity holds on every rank; where ranks have
  *                lists of their own, they have one rule
+ *   C10 buffers  those of a fixed size hold the tokens of every rank
  *   C14 shapes   kernels fit what they read and write (kernel_shapes.c); backward operations undo the
  *                forward ones; ranks compute the same function of their data
  *   C16 update   where ranks have lists of their own, copies of a parameter are updated alike

@@ -18,6 +18,7 @@ static const struct {
     {"C6", "content: nothing is read before it is written, or while it is; every output is written"},
     {"C7", "auxiliary loss: it and its gradient have one coefficient and divisor"},
     {"C8", "capacity: what the capacity rule needs of tokens and capacity holds on every rank"},
+    {"C10", "buffers: those of a fixed size hold the tokens of every rank"},
     {"C14", "shapes: kernels fit what they read and write; each backward operation undoes its forward one"},
 };
 enum { CLASS_COUNT = sizeof classes / sizeof *classes };

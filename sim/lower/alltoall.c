@@ -2,8 +2,9 @@
  *
  * Rows leave sorted by expert, hence by rank of the expert-parallel group; the ranks first exchange counts,
  * the host reads them, then an all-to-all-v moves the rows; each rank sorts what it got by local expert. Back
- * the same way. A padded capacity fixes all sizes: no exchange, no host sync. Bytes of one rank and
- * direction: rows to other ranks x H x element size.
+ * the same way. A padded capacity fixes all sizes: no exchange, no host sync; kernels that read the counts on
+ * the device need no host sync either. Bytes of one rank and direction: rows to other ranks x H x element
+ * size.
  *
  * `gshard` is the same with rows that are always padded, [E, C, H], as GShard, DeepSpeed and Tutel send them:
  * each rank takes for granted that the others have its C. The capacity rule says what C is; `dropless` makes
@@ -19,16 +20,21 @@ struct arrivals {
     int n, of_expert;       /* expression: rows in all; symbol: rows of each local expert */
 };
 
-static struct arrivals exchange_counts(struct moe_builder *b, const struct moe_layer *m)
+static struct arrivals exchange_counts(struct moe_builder *b, const struct moe_layer *m,
+                                       const struct moe_carriers *by)
 {
     int here = m->n_experts / m->ep_size, e = moe_const(b, here);
     struct moe_ref got = moe_ref(moe_new_buffer(b, "peer_counts", MOE_BUF_INDEX, MOE_I64, m->n_layers, m->E));
-    struct moe_symbol y = {.scope = MOE_SCOPE_PEER, .comm = m->ep_comm, .rows = m->ep_size, .cols = here};
+    struct moe_symbol y = {.scope = MOE_SCOPE_PEER,
+                           .comm = m->ep_comm,
+                           .rows = m->ep_size,
+                           .cols = here,
+                           .on_device = by->on_device};
     int to_peer = moe_new_symbol(b, "rows_to_peer", m->counts.buffer, true, y);
     int from_peer = moe_new_symbol(b, "rows_from_peer", got.buffer, true, y);
     y.scope = MOE_SCOPE_EXPERT;
     int of_expert = moe_new_symbol(b, "rows_of_expert", got.buffer, false, y);
-    moe_lower_move(b, m, "exchange_counts", m->counts, e, got, e);
+    moe_lower_move_by(by->counts, b, m, "exchange_counts", m->counts, e, got, e);
     return (struct arrivals){got, moe_sym(b, to_peer), moe_sym(b, from_peer), moe_sum(b, from_peer),
                              of_expert};
 }
@@ -44,10 +50,10 @@ static struct arrivals padded_arrivals(struct moe_builder *b, const struct moe_l
     return (struct arrivals){m->padded_arrive, of_peer, of_peer, moe_sum(b, of_expert), of_expert};
 }
 
-void moe_alltoall(struct moe_builder *b, const struct moe_layer *m)
+void moe_lower_alltoall(struct moe_builder *b, const struct moe_layer *m, const struct moe_carriers *by)
 {
     int P = moe_const(b, m->ep_size), e = moe_const(b, m->n_experts / m->ep_size);
-    struct arrivals in = m->padded_rows ? padded_arrivals(b, m) : exchange_counts(b, m);
+    struct arrivals in = m->padded_rows ? padded_arrivals(b, m) : exchange_counts(b, m, by);
     struct moe_op permute = {.name = "permute",
                              .kernel = MOE_K_PERMUTE,
                              .type = m->type,
@@ -63,10 +69,11 @@ void moe_alltoall(struct moe_builder *b, const struct moe_layer *m)
     permute.reads[permute.n_reads++] = m->x;
     permute.reads[permute.n_reads++] = m->slot;
     permute.writes[permute.n_writes++] = sent;
+    if (by->on_device) moe_lower_bound(m, &permute);
     if (!m->n_rows_from_counts) moe_emit(b, permute); /* runs while the counts travel */
-    if (!m->padded_rows) moe_emit(b, read_counts);
+    if (!m->padded_rows && !by->on_device) moe_emit(b, read_counts);
     if (m->n_rows_from_counts) moe_emit(b, permute);
-    moe_lower_move(b, m, "dispatch", sent, send, arrived, recv);
+    moe_lower_move_by(by->rows, b, m, "dispatch", sent, send, arrived, recv);
     moe_emit(b, (struct moe_op){.name = "sort",
                                 .kernel = MOE_K_SORT_ROWS,
                                 .type = m->type,
@@ -82,7 +89,7 @@ void moe_alltoall(struct moe_builder *b, const struct moe_layer *m)
                                 MOE_READS(done, in.counts),
                                 MOE_WRITES(leaving),
                                 MOE_SIZES(P, e, m->H)});
-    moe_lower_move(b, m, "combine", leaving, recv, back, send);
+    moe_lower_move_by(by->back, b, m, "combine", leaving, recv, back, send);
     moe_emit(b, (struct moe_op){.name = "unpermute",
                                 .kernel = MOE_K_COMBINE,
                                 .type = m->type,
@@ -90,4 +97,9 @@ void moe_alltoall(struct moe_builder *b, const struct moe_layer *m)
                                 MOE_READS(back, m->prob, m->expert, m->slot),
                                 MOE_WRITES(m->y),
                                 MOE_SIZES(m->T, m->H, m->K, m->E, m->n_rows)});
+}
+
+void moe_alltoall(struct moe_builder *b, const struct moe_layer *m)
+{
+    moe_lower_alltoall(b, m, &(struct moe_carriers){0}); /* NCCL */
 }

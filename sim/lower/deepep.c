@@ -37,27 +37,35 @@ static struct moe_ref ids(struct moe_builder *b, const struct moe_layer *m, cons
 }
 
 /* Finds where tokens go, tells the receivers, and hands the host what both sides know; slot: [T, P]. */
-static struct arrivals spread(struct moe_builder *b, const struct moe_layer *m, struct moe_ref slot)
+static struct arrivals spread(struct moe_builder *b, const struct moe_layer *m, const struct moe_carriers *by,
+                              struct moe_ref slot)
 {
     int here = m->n_experts / m->ep_size, e = moe_const(b, here), P = moe_const(b, m->ep_size),
         one = moe_const(b, 1);
     struct moe_ref to = counts(b, m, "tokens_for", P), from = counts(b, m, "tokens_from", P);
     struct moe_ref rows = counts(b, m, "peer_counts", m->E);
-    struct moe_symbol y = {.scope = MOE_SCOPE_PEER, .comm = m->ep_comm, .rows = m->ep_size, .cols = 1};
+    struct moe_symbol y = {.scope = MOE_SCOPE_PEER,
+                           .comm = m->ep_comm,
+                           .rows = m->ep_size,
+                           .cols = 1,
+                           .on_device = by->on_device};
     int to_peer = moe_new_symbol(b, "tokens_to_peer", to.buffer, true, y);
     int from_peer = moe_new_symbol(b, "tokens_from_peer", from.buffer, true, y);
     y.scope = MOE_SCOPE_EXPERT;
     y.cols = here;
     int of_expert = moe_new_symbol(b, "rows_of_expert", rows.buffer, false, y);
-    moe_emit(b, (struct moe_op){.name = "spread",
-                                .kernel = MOE_K_SPREAD,
-                                .type = MOE_I32,
-                                MOE_READS(m->expert),
-                                MOE_WRITES(slot, to),
-                                MOE_SIZES(m->T, m->E, m->K, P)});
-    moe_lower_move_by(MOE_BY_DEEPEP_NOTIFY, b, m, "exchange_counts", m->counts, e, rows, e);
-    moe_lower_move_by(MOE_BY_DEEPEP_NOTIFY, b, m, "exchange_tokens", to, one, from, one);
-    moe_emit(b, (struct moe_op){.name = "read_counts", .kind = MOE_HOST_SYNC, MOE_READS(to, from, rows)});
+    struct moe_op spread = {.name = "spread",
+                            .kernel = MOE_K_SPREAD,
+                            .type = MOE_I32,
+                            MOE_READS(m->expert),
+                            MOE_WRITES(slot, to),
+                            MOE_SIZES(m->T, m->E, m->K, P)};
+    if (by->on_device) moe_lower_bound(m, &spread);
+    moe_emit(b, spread);
+    moe_lower_move_by(by->counts, b, m, "exchange_counts", m->counts, e, rows, e);
+    moe_lower_move_by(by->counts, b, m, "exchange_tokens", to, one, from, one);
+    struct moe_op read_counts = {.name = "read_counts", .kind = MOE_HOST_SYNC, MOE_READS(to, from, rows)};
+    if (!by->on_device) moe_emit(b, read_counts);
     return (struct arrivals){moe_sym(b, to_peer), moe_sym(b, from_peer), moe_sum(b, to_peer),
                              moe_sum(b, from_peer), of_expert};
 }
@@ -96,19 +104,18 @@ static struct moe_ref dispatch(enum moe_transport by, struct moe_builder *b, con
     return arrived;
 }
 
-void moe_deepep(struct moe_builder *b, const struct moe_layer *m)
+void moe_lower_once(struct moe_builder *b, const struct moe_layer *m, const struct moe_carriers *by)
 {
     int P = moe_const(b, m->ep_size), e = moe_const(b, m->n_experts / m->ep_size);
     struct moe_ref peer_slot = ids(b, m, "peer_slot", m->T, P);
-    struct arrivals in = spread(b, m, peer_slot);
-    struct moe_ref expert =
-        dispatch(MOE_BY_DEEPEP_DISPATCHED, b, m, &in, "experts", m->expert, false, m->K, peer_slot);
-    struct moe_ref prob = dispatch(MOE_BY_DEEPEP_DISPATCHED, b, m, &in, "probs", m->prob, true, e, peer_slot);
-    struct moe_ref x = dispatch(MOE_BY_DEEPEP_DISPATCH, b, m, &in, "tokens", m->x, false, m->H, peer_slot);
+    struct arrivals in = spread(b, m, by, peer_slot);
+    struct moe_ref expert = dispatch(by->beside, b, m, &in, "experts", m->expert, false, m->K, peer_slot);
+    struct moe_ref prob = dispatch(by->beside, b, m, &in, "probs", m->prob, true, e, peer_slot);
+    struct moe_ref x = dispatch(by->rows, b, m, &in, "tokens", m->x, false, m->H, peer_slot);
     struct moe_received received = {x, prob, expert, in.n, in.of_expert, true};
     struct moe_ref partial = moe_lower_received(b, m, &received);
     struct moe_ref back = moe_rows(b, m, "back", in.n_sent, m->H);
-    moe_lower_move_by(MOE_BY_DEEPEP_COMBINE, b, m, "combine", partial, moe_mul(b, in.from_peer, m->H), back,
+    moe_lower_move_by(by->back, b, m, "combine", partial, moe_mul(b, in.from_peer, m->H), back,
                       moe_mul(b, in.to_peer, m->H));
     moe_emit(b, (struct moe_op){.name = "sum_parts",
                                 .kernel = MOE_K_PERMUTE_BWD,
@@ -117,4 +124,13 @@ void moe_deepep(struct moe_builder *b, const struct moe_layer *m)
                                 MOE_READS(back, peer_slot),
                                 MOE_WRITES(m->y),
                                 MOE_SIZES(m->T, m->H, P, in.n_sent)});
+}
+
+void moe_deepep(struct moe_builder *b, const struct moe_layer *m)
+{
+    static const struct moe_carriers by = {.counts = MOE_BY_DEEPEP_NOTIFY,
+                                           .rows = MOE_BY_DEEPEP_DISPATCH,
+                                           .back = MOE_BY_DEEPEP_COMBINE,
+                                           .beside = MOE_BY_DEEPEP_DISPATCHED};
+    moe_lower_once(b, m, &by);
 }

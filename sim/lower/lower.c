@@ -8,7 +8,9 @@
 static const struct moe_dispatcher dispatchers[] = {
     {"alltoall", moe_alltoall, .pads = true},
     {"allgather", moe_allgather},
-    {"deepep", moe_deepep, .dropless = true},
+    {"deepep", moe_deepep, .dropless = true, .once = true},
+    {"deepep_low_latency", moe_deepep_low_latency, .dropless = true},
+    {"nvlink_one_sided", moe_nvlink_one_sided, .dropless = true, .once = true},
     {"gshard", moe_alltoall, .pads = true, .always_pads = true},
 };
 #define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
@@ -99,6 +101,15 @@ void moe_lower_move_by(enum moe_transport by, struct moe_builder *b, const struc
                         MOE_WRITES(to)};
     moe_copy_name(op.name, name);
     moe_emit(b, op);
+}
+
+void moe_lower_bound(const struct moe_layer *m, struct moe_op *op)
+{
+    if (!m->most_tokens) return;
+    op->low = m->T;
+    op->high = m->most_tokens;
+    op->needs = "a rank has more tokens than the max_dispatch_tokens that the buffers of others hold";
+    op->needs_class = 10;
 }
 
 static void make_buffers(struct moe_builder *b, struct model *m)
@@ -461,6 +472,7 @@ static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dis
     y->K = moe_const(&b, sc->top_k);
     y->E = moe_const(&b, sc->experts);
     m.V = moe_const(&b, MOE_VOCAB);
+    if (sc->max_dispatch_tokens) y->most_tokens = moe_const(&b, sc->max_dispatch_tokens);
     m.one = moe_const(&b, 1);
     make_params(&b, &m, &groups);
     make_buffers(&b, &m);
@@ -506,7 +518,7 @@ int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *d
     if (dispatcher->dropless && rule->limit != moe_limit_dropless)
         return moe_fail(MOE_EINPUT, "%s: dispatcher %s does not go with capacity rule %s, expected dropless",
                         sc->name, dispatcher->name, rule->name);
-    if (dispatcher->dropless && sc->counts)
+    if (dispatcher->once && sc->counts)
         return moe_fail(
             MOE_EINPUT,
             "%s: routing.counts do not say how many tokens go to a rank, which dispatcher %s needs, "

@@ -28,6 +28,7 @@ struct moe_layer {
     bool n_rows_from_counts;      /* n_rows is known only once the host has read counts */
     struct moe_ref padded_arrive; /* [P, e] rows from each peer, when padded: sizes need no exchange */
     int padded_rows;              /* rows of each expert from each rank, when padded; else 0 */
+    int most_tokens;              /* of a rank, that buffers of a fixed size hold; 0: as many as there are */
     int T, H, F, K, E;
     int n_layers, n_experts, ep_size, ep_comm;
     int stage_comm; /* ranks that have different tokens: those of a stage */
@@ -42,10 +43,25 @@ struct moe_dispatcher {
     bool pads;        /* moves padded rows when the capacity rule pads */
     bool dropless;    /* goes with rules that drop nothing only: counts do not tell what else it would send */
     bool always_pads; /* the capacity rule must pad; dropless pads to the largest count of the group */
+    bool once;        /* sends a token once to a rank: counts by expert do not tell how many go there */
 };
-void moe_alltoall(struct moe_builder *b, const struct moe_layer *m);  /* alltoall.c */
-void moe_allgather(struct moe_builder *b, const struct moe_layer *m); /* allgather.c */
-void moe_deepep(struct moe_builder *b, const struct moe_layer *m);    /* deepep.c */
+void moe_alltoall(struct moe_builder *b, const struct moe_layer *m);           /* alltoall.c */
+void moe_allgather(struct moe_builder *b, const struct moe_layer *m);          /* allgather.c */
+void moe_deepep(struct moe_builder *b, const struct moe_layer *m);             /* deepep.c */
+void moe_deepep_low_latency(struct moe_builder *b, const struct moe_layer *m); /* low_latency.c */
+void moe_nvlink_one_sided(struct moe_builder *b, const struct moe_layer *m);   /* one_sided.c */
+
+/* What dispatchers are made of that differ in who moves the bytes. */
+struct moe_carriers {
+    enum moe_transport counts, rows, back; /* before a dispatch; it; and back */
+    enum moe_transport beside;             /* moe_lower_once: what goes with each token */
+    bool on_device;                        /* kernels read the counts: the host does not wait for them */
+};
+/* A row to each expert of a token: alltoall.c; a row to each rank that has any of them: deepep.c. */
+void moe_lower_alltoall(struct moe_builder *b, const struct moe_layer *m, const struct moe_carriers *by);
+void moe_lower_once(struct moe_builder *b, const struct moe_layer *m, const struct moe_carriers *by);
+/* An operation that writes rows into buffers of a fixed size: they hold those of a rank's tokens. */
+void moe_lower_bound(const struct moe_layer *m, struct moe_op *op);
 
 /* Decides which of the chosen rows leave: replaces expert, slot, counts and n_rows of the layer, and prob
  * where what is left is weighted otherwise. */

@@ -46,6 +46,17 @@ expect 0 '^best: dgx_h100 with deepep: ' compare capped.yaml $once --vary capaci
 # shellcheck disable=SC2086 # several arguments
 expect 0 '^best: dgx_h100 with deepep: ' compare model.yaml $once --vary topology=dgx_h100,pcie_box
 grep -q 'no result: pcie_box with deepep: pcie_box: .*expected kind switch$' out || fail "a bus: $(cat out)"
+# Kernels that only some machines have numbers of, or only within one NVLink domain.
+fast='--vary dispatcher=deepep_low_latency,nvlink_one_sided'
+sed 's/ranks: 16/ranks: 8/' model.yaml > eight.yaml
+# shellcheck disable=SC2086 # several arguments
+expect 0 '^best: ' compare eight.yaml $fast --vary topology=dgx_h100,gb200,gb200_nvl72
+said='gb200 with nvlink_one_sided: gb200: ranks 0 and 7 are in different NVLink domains of 4,'
+for line in 'no result: dgx_h100 with nvlink_one_sided: .*no block nvlink_one_sided,' "no result: $said" \
+    'no result: gb200_nvl72 with deepep_low_latency: .*no block deepep_low_latency,' \
+    '^dgx_h100 *deepep_low_latency ' '^gb200_nvl72 *nvlink_one_sided '; do
+    grep -q "$line" out || fail "no '$line': $(cat out)"
+done
 # shellcheck disable=SC2086 # several arguments
 expect 3 'pcie_box: intra is of kind shared' compare model.yaml $once --vary topology=pcie_box
 

@@ -53,6 +53,7 @@ static struct seen look(const struct moe_schedule *s, const struct moe_routing *
     moe_verdicts_free(&v);
     struct moe_topo *t;
     if (moe_topo_load("dgx_h100", &t) < 0) parity_die(world, MOE_EINPUT);
+    t->one_sided.kernel[0] = t->one_sided.kernel[1] = moe_onesided_default[MOE_ONESIDED_ONE_DISPATCH];
     struct moe_sim_result time;
     if (moe_simulate(s, r, t, &time) < 0) time.step = -1;
     out.time = time; /* without its rows */
@@ -98,6 +99,8 @@ int main(void)
     static const struct moe_dispatcher alltoall = {"alltoall", moe_alltoall, true},
                                        allgather = {"allgather", moe_allgather, false},
                                        deepep = {"deepep", moe_deepep, false, true},
+                                       low = {"deepep_low_latency", moe_deepep_low_latency, false, true},
+                                       one = {"nvlink_one_sided", moe_nvlink_one_sided, false, true},
                                        gshard = {"gshard", moe_alltoall, true, false, true};
     struct moe_communicator *world;
     if (moe_communicator_here()->open(&world) < 0) return 1;
@@ -113,6 +116,8 @@ int main(void)
     delete_each(sc, &alltoall, r, world);
     delete_each(sc, &allgather, r, world);
     delete_each(sc, &deepep, r, world);
+    delete_each(sc, &low, r, world);
+    delete_each(sc, &one, r, world);
     delete_each(sc, &toy_dispatcher, r, world);
     moe_scenario_free(sc);
     sc = fixture_scenario(4, 2, "[6, 3, 5, 4]", "capacity: {rule: tutel, factor: -1, unequal_tokens: true}");

@@ -169,7 +169,8 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
     if (err < 0) parity_die(world, err);
     same_routing(world, "expert", s, many.x, s1, one.x, before);
     if (strstr(variant->capacity, "rule")) same_routing(world, "kept_expert", s, many.x, s1, one.x, before);
-    if (!strcmp(dispatcher, "deepep")) same_peers(world, sc, s, many.x);
+    if (!strcmp(dispatcher, "deepep") || !strcmp(dispatcher, "nvlink_one_sided"))
+        same_peers(world, sc, s, many.x);
     double d = compare_gradients(s, world->rank, many.x, one.x);
     if (world->rank == 0)
         printf("%d ranks ep %d %s tokens %s %s %s %s: %.2g\n", layout->ranks, layout->ep,
@@ -187,12 +188,13 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
 
 static void compare_layout(struct moe_communicator *world, const struct layout *layout)
 {
-    static const char *const dispatchers[] = {"alltoall", "allgather", "gshard", "deepep"};
+    static const char *const dispatchers[] = {"alltoall", "allgather",          "gshard",
+                                              "deepep",   "deepep_low_latency", "nvlink_one_sided"};
     bool equal = layout->tokens[0] != '[';
     for (int v = 0; v < N_VARIANTS; v++)
-        for (int d = 0; d < 4; d++) {
+        for (int d = 0; d < 6; d++) {
             bool limits = strstr(variants[v].capacity, "rule"), syncs = *variants[v].capacity && !limits;
-            if ((d == 3 && limits) || (d > 0 && syncs)) continue; /* the last one drops nothing */
+            if ((d >= 3 && limits) || (d > 0 && syncs)) continue; /* from deepep on they drop nothing */
             if (variants[v].equal_tokens && !equal) continue;
             compare(world, layout, &variants[v], dispatchers[d], "float64", 1e-12);
             compare(world, layout, &variants[v], dispatchers[d], "float32", 1e-5);

@@ -57,6 +57,8 @@ static const char *const variants[] = {
     "dispatcher: allgather\ncapacity: {rule: deepspeed, factor: 0.5, min_capacity: 0}",
     "dispatcher: alltoall\ncapacity: {rule: tutel, factor: -0.7}",
     "dispatcher: deepep\nrouting: {skew: 2}\naux_loss: 0",
+    "dispatcher: deepep_low_latency",
+    "dispatcher: nvlink_one_sided\nmax_dispatch_tokens: 1000",
 };
 enum { N_VARIANTS = sizeof variants / sizeof *variants };
 
@@ -250,13 +252,18 @@ static void test_every_deletion_is_noticed(void **state)
     (void)state;
     static const struct moe_dispatcher alltoall = {"alltoall", moe_alltoall, true},
                                        allgather = {"allgather", moe_allgather, false},
-                                       deepep = {"deepep", moe_deepep, false, true};
+                                       deepep = {"deepep", moe_deepep, false, true},
+                                       low = {"deepep_low_latency", moe_deepep_low_latency, false, true},
+                                       one = {"nvlink_one_sided", moe_nvlink_one_sided, false, true};
     expect_deletions_noticed(&alltoall, "", false);
     expect_deletions_noticed(&alltoall, "", true);
     expect_deletions_noticed(&alltoall, variants[2], false);
     expect_deletions_noticed(&allgather, "", false);
     expect_deletions_noticed(&deepep, "", false);
     expect_deletions_noticed(&deepep, "", true);
+    expect_deletions_noticed(&low, "", false);
+    expect_deletions_noticed(&low, "", true);
+    expect_deletions_noticed(&one, "", false);
     expect_deletions_noticed(&toy_dispatcher, "", false);
 }
 

@@ -32,6 +32,7 @@ static struct moe_sim_result simulated(const char *dispatcher)
     struct moe_sim_result out;
     assert_int_equal(moe_scenario_parse("dispatch.yaml", text, &sc), 0);
     assert_int_equal(moe_topo_load("dgx_h100", &t), 0);
+    t->one_sided.kernel[0] = t->one_sided.kernel[1] = moe_onesided_default[MOE_ONESIDED_ONE_DISPATCH];
     struct moe_schedule *s = fixture_schedule(sc);
     struct moe_routing *r = moe_routing_new(1, 4, 4, 2);
     for (int rank = 0; rank < 3; rank++) moe_routing_add(r, 0, rank, 3, expert);
@@ -104,6 +105,66 @@ static void test_faults_are_named(void **state)
     }
 }
 
+/* Who moves the bytes changes none of them: rows as of alltoall, or as of deepep. And no host waits. */
+static void test_other_carriers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *dispatcher, *like, *op;
+    } cases[] = {{"deepep_low_latency", "alltoall", "layer forward dispatch"},
+                 {"deepep_low_latency", "alltoall", "layer forward exchange_counts"},
+                 {"deepep_low_latency", "alltoall", "layer backward d_dispatch"},
+                 {"deepep_low_latency", "alltoall", "layer forward combine"},
+                 {"nvlink_one_sided", "deepep", "layer forward dispatch_tokens"},
+                 {"nvlink_one_sided", "deepep", "layer forward dispatch_probs"},
+                 {"nvlink_one_sided", "deepep", "layer backward d_combine"},
+                 {"nvlink_one_sided", "deepep", "layer forward combine"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct moe_sim_result out = simulated(cases[i].dispatcher), like = simulated(cases[i].like);
+        assert_int_equal(bytes_of(&out, cases[i].op), bytes_of(&like, cases[i].op));
+        assert_int_equal(out.n_rows, like.n_rows - 1); /* read_counts */
+        for (int k = 0; k < out.n_rows; k++) assert_int_not_equal(out.rows[k].kind, MOE_HOST_SYNC);
+        moe_sim_free(&out);
+        moe_sim_free(&like);
+    }
+}
+
+/* Rank 2 has 7 tokens, where the buffers hold 6, or 7. Others have no such buffers. */
+static void test_buffers_hold_the_tokens(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *dispatcher;
+        int most, n;
+    } cases[] = {{"deepep_low_latency", 6, 1},
+                 {"deepep_low_latency", 7, 0},
+                 {"deepep_low_latency", 0, 0},
+                 {"nvlink_one_sided", 6, 1},
+                 {"nvlink_one_sided", 7, 0},
+                 {"deepep", 6, 0},
+                 {"alltoall", 6, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char more[96];
+        snprintf(more, sizeof more, "dispatcher: %s\nmax_dispatch_tokens: %d", cases[i].dispatcher,
+                 cases[i].most);
+        struct moe_scenario *sc = fixture_scenario(4, 2, "[6, 6, 7, 5]", more);
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_routing *r = fixture_routing(sc);
+        struct moe_verdicts v;
+        moe_check(s, r, &v);
+        assert_int_equal(v.n, cases[i].n);
+        for (int k = 0; k < v.n; k++) {
+            assert_int_equal(v.item[k].check_class, 10);
+            assert_true(v.item[k].n_ranks == 1 && v.item[k].ranks[0] == 2);
+            assert_non_null(strstr(v.item[k].text, "buffers of others hold: 7 is above 6"));
+        }
+        moe_verdicts_free(&v);
+        moe_routing_free(r);
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
+}
+
 /* Gradients of what is dispatched come home, those of what comes home are dispatched; counts have none. */
 static void test_transports(void **state)
 {
@@ -126,9 +187,13 @@ static void test_transports(void **state)
     struct moe_schedule *s = fixture_schedule(sc);
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         assert_int_equal(fixture_op(&s->roles[0], ops[i].pass, ops[i].op)->transport, ops[i].by);
-    for (int t = 0; t < MOE_TRANSPORT_COUNT; t++)
-        assert_true(moe_transport_reverse[moe_transport_reverse[t]] == (enum moe_transport)t &&
-                    moe_transport_rides[moe_transport_reverse[t]] == moe_transport_rides[t]);
+    for (int t = 0; t < MOE_TRANSPORT_COUNT; t++) {
+        int reverse = moe_transport_reverse[t];
+        assert_int_equal(moe_transport_reverse[reverse], t);
+        assert_int_equal(moe_transport_rides[reverse], moe_transport_rides[t]);
+        assert_int_equal(moe_transport_library[reverse], moe_transport_library[t]);
+        assert_true(moe_transport_home[reverse] != moe_transport_home[t] || reverse == t);
+    }
     moe_schedule_free(s);
     moe_scenario_free(sc);
 }
@@ -156,19 +221,51 @@ static void test_malformed(void **state)
 static void test_refuses_capacity(void **state)
 {
     (void)state;
-    struct moe_scenario *sc = fixture_scenario(4, 2, "6", "dispatcher: deepep\ncapacity: {rule: megatron}");
-    struct moe_schedule *s;
-    assert_int_equal(moe_lower(sc, &s), MOE_EINPUT);
-    assert_string_equal(moe_error(),
-                        "fixture.yaml: dispatcher deepep does not go with capacity rule megatron, "
-                        "expected dropless");
-    moe_scenario_free(sc);
+    static const char *const dispatcher[] = {"deepep", "deepep_low_latency", "nvlink_one_sided"};
+    for (int i = 0; i < 3; i++) {
+        char more[96], message[160];
+        snprintf(more, sizeof more, "dispatcher: %s\ncapacity: {rule: megatron}", dispatcher[i]);
+        snprintf(message, sizeof message,
+                 "fixture.yaml: dispatcher %s does not go with capacity rule megatron, expected dropless",
+                 dispatcher[i]);
+        struct moe_scenario *sc = fixture_scenario(4, 2, "6", more);
+        struct moe_schedule *s;
+        assert_int_equal(moe_lower(sc, &s), MOE_EINPUT);
+        assert_string_equal(moe_error(), message);
+        moe_scenario_free(sc);
+    }
+}
+
+/* Counts by expert say what goes to a rank only where a row goes to each expert. */
+static void test_routing_by_counts(void **state)
+{
+    (void)state;
+    static const char *const dispatcher[] = {"deepep_low_latency", "deepep", "nvlink_one_sided"};
+    for (int i = 0; i < 3; i++) {
+        struct moe_scenario *sc;
+        struct moe_schedule *s = NULL;
+        char text[512];
+        snprintf(text, sizeof text,
+                 "model: {layers: 1, hidden: 8, ffn: 4, experts: 4, top_k: 2}\nlayout: {ranks: 2}\n"
+                 "tokens_per_rank: 3\nrouting: {counts: [[[3, 3, 0, 0], [1, 2, 2, 1]]]}\ndispatcher: %s\n",
+                 dispatcher[i]);
+        assert_int_equal(moe_scenario_parse("counts.yaml", text, &sc), MOE_OK);
+        assert_int_equal(moe_lower(sc, &s), i ? MOE_EINPUT : MOE_OK);
+        if (i) assert_non_null(strstr(moe_error(), dispatcher[i]));
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes), cmocka_unit_test(test_faults_are_named),
-                                       cmocka_unit_test(test_transports), cmocka_unit_test(test_malformed),
-                                       cmocka_unit_test(test_refuses_capacity)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes),
+                                       cmocka_unit_test(test_faults_are_named),
+                                       cmocka_unit_test(test_other_carriers),
+                                       cmocka_unit_test(test_buffers_hold_the_tokens),
+                                       cmocka_unit_test(test_transports),
+                                       cmocka_unit_test(test_malformed),
+                                       cmocka_unit_test(test_refuses_capacity),
+                                       cmocka_unit_test(test_routing_by_counts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

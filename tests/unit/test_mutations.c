@@ -194,6 +194,8 @@ static const char *const variants[] = {
     "",
     "dispatcher: allgather",
     "dispatcher: deepep",
+    "dispatcher: deepep_low_latency",
+    "dispatcher: nvlink_one_sided",
     "capacity: {rule: megatron, factor: 1.0}",
     "capacity: {rule: megatron, factor: 1.0, pad: true}",
     "capacity: {rule: megatron, factor: 1.25, drop: position}\ndispatcher: allgather"};

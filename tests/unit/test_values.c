@@ -270,6 +270,10 @@ static void test_host_sync(void **state)
     collective(f, &exchange, 0, 0);
     assert_true(host(f, FROM, 0, 0, 0) == MOE_UNKNOWN);
     assert_int_equal(device(f, FROM, 0, 0, 1), 20 + 21);
+    symbols[FROM].on_device = true; /* the host need not read it; */
+    assert_int_equal(host(f, FROM, 0, 0, 1), 20 + 21);
+    assert_true(host(f, FROM, 1, 0, 1) == MOE_UNKNOWN); /* but it must be there */
+    symbols[FROM].on_device = false;
     moe_values_host_sync(f->v, &sync_counts, 0, 0);
     assert_int_equal(host(f, FROM, 0, 0, 1), 20 + 21);
     assert_int_equal(host(f, BY_EXPERT, 0, 0, 0), 0 + 20);
