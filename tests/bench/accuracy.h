@@ -22,6 +22,7 @@
         X(deepep_node,      "DeepEP on 1 node: other sizes, experts and SMs") \
         X(deepep_lowlatency,"DeepEP low latency on 2 nodes from 1 and every other size; on 8 nodes") \
         X(nvlink_gb200,     "one- and two-sided kernels in NVL72, 16 ranks from 2, 4 and 8") \
+        X(ep_simulated,     "DeepEP low latency and one-sided kernels, as above, but in simulated steps") \
         X(custom_gb200,     "NCCL's all-to-all with 4 CTAs in NVL72, 32 and 64 GPUs from 8" ACCURACY_SEEN) \
         X(pplx,             "NCCL's all-to-all of padded buffers, 4 to 16 nodes from 1 and 2" ACCURACY_SEEN) \
         X(tutel,            "NCCL 2.10's all-to-all, 8 and 32 nodes from 2" ACCURACY_SEEN) \

@@ -223,12 +223,12 @@ static double low_latency_half(const struct study *s, const double *param, doubl
     return sqrt(fitted * fitted * (1 + doublings) + either * either);
 }
 
-static void low_latency(struct accuracy *a, const struct accuracy_csv *csv, bool combine)
+static void low_latency(struct accuracy *a, const struct accuracy_csv *csv, bool combine, study_time *time_s)
 {
     struct study s = study_new("h100_sxm", "dgx_h100");
     s.table = moe_deepep_low_latency_param;
     s.n_members = MOE_DEEPEP_LOW_LATENCY_PARAMS;
-    s.time_s = low_latency_s;
+    s.time_s = time_s;
     for (int i = 0; i < csv->n_rows; i++) {
         struct moe_deepep_case c = {combine,
                                     8 * (int)accuracy_csv_number(csv, i, "node_num"),
@@ -250,18 +250,19 @@ static void low_latency(struct accuracy *a, const struct accuracy_csv *csv, bool
     double param[MOE_REGRESS_PARAMS];
     study_fit(&s, param);
     study_print(&s, param);
+    study_expect(&s, param, 0, (const double *)&s.topo->low_latency.kernel[combine]);
     double half = study_left_out(&s, 0, NULL, 0.8);
     for (int i = s.n_fitted; i < s.n; i++) s.row[i].half = low_latency_half(&s, param, half, &s.row[i]);
     study_report(&s, param, a);
     study_free(&s);
 }
 
-void accuracy_deepep_lowlatency(struct accuracy *a)
+static void low_latency_part(struct accuracy *a, study_time *time_s)
 {
     static const char *const band[] = {"1 to 15 tokens", "16 to 63", "64 and more"};
     struct accuracy_csv *csv = accuracy_csv_read("deepep_lowlatency_h100_sxm.csv");
     for (int combine = 0; combine < 2; combine++) {
-        low_latency(a, csv, combine);
+        low_latency(a, csv, combine, time_s);
         for (int nodes = 2; nodes <= 8; nodes += 6) {
             char op[MOE_NAME];
             snprintf(op, sizeof op, "%s %d nodes", deepep_op[combine], nodes);
@@ -270,6 +271,11 @@ void accuracy_deepep_lowlatency(struct accuracy *a)
         }
     }
     accuracy_csv_free(csv);
+}
+
+void accuracy_deepep_lowlatency(struct accuracy *a)
+{
+    low_latency_part(a, low_latency_s);
 }
 
 /* ---- one NVLink domain ---- */
@@ -313,7 +319,6 @@ static struct study onesided_study(const struct accuracy_csv *csv, int first, in
     struct study s = study_new("gb200", "gb200_nvl72");
     s.table = moe_onesided_param;
     s.n_members = MOE_ONESIDED_PARAMS;
-    s.time_s = onesided_s;
     for (int i = 0; i < csv->n_rows; i++) {
         const char *kernel = accuracy_csv_text(csv, i, "kernel"), *name = accuracy_csv_text(csv, i, "op");
         int op = first;
@@ -339,11 +344,13 @@ static struct study onesided_study(const struct accuracy_csv *csv, int first, in
 }
 
 /* Fits one of the kernels: latencies of each operation, one link, one pair. */
-static struct study fit_kernel(const struct accuracy_csv *csv, bool one_sided, double *param)
+static struct study fit_kernel(const struct accuracy_csv *csv, bool one_sided, study_time *time_s,
+                               double *param)
 {
     int first = one_sided ? MOE_ONESIDED_ONE_DISPATCH : MOE_ONESIDED_TWO_PREPARE,
         last = one_sided ? MOE_ONESIDED_ONE_COMBINE : MOE_ONESIDED_TWO_COMBINE_LOW;
     struct study s = onesided_study(csv, first, last);
+    s.time_s = time_s;
     for (int op = first; op <= last; op++) {
         study_fit_member(&s, MEMBER(moe_onesided, start_s), op, op);
         study_fit_member(&s, one_sided ? MEMBER(moe_onesided, target_s) : MEMBER(moe_onesided, token_s), op,
@@ -359,24 +366,78 @@ static struct study fit_kernel(const struct accuracy_csv *csv, bool one_sided, d
     return s;
 }
 
-void accuracy_nvlink_gb200(struct accuracy *a)
+/* Kernels `first` (1: one-sided) and on. */
+static void nvlink_part(struct accuracy *a, int first, study_time *time_s)
 {
     struct accuracy_csv *csv = accuracy_csv_read("nvlink_alltoall_gb200.csv");
-    for (int one_sided = 0; one_sided < 2; one_sided++) {
+    for (int one_sided = first; one_sided < 2; one_sided++) {
         double param[MOE_REGRESS_PARAMS];
-        struct study s = fit_kernel(csv, one_sided, param);
+        struct study s = fit_kernel(csv, one_sided, time_s, param);
         study_print(&s, param);
+        for (int k = 0; k < 2 && one_sided; k++)
+            study_expect(&s, param, MOE_ONESIDED_ONE_DISPATCH + k,
+                         (const double *)&s.topo->one_sided.kernel[k]);
         for (int i = s.n_fitted; i < s.n; i++) /* the step from 4 ranks to 8 is like that from 8 to 16 */
             s.row[i].half = study_left_out(&s, 8, s.row[i].band, 0.8);
         study_report(&s, param, a);
         study_free(&s);
     }
-    for (int op = 0; op < MOE_ONESIDED_OP_COUNT; op++) {
+    for (int op = first ? MOE_ONESIDED_ONE_DISPATCH : 0; op < MOE_ONESIDED_OP_COUNT; op++) {
         for (int b = 0; b < 3 && op != MOE_ONESIDED_TWO_PREPARE; b++)
             accuracy_line(a, "gb200", moe_onesided_op_text[op], token_band[b], 0);
         accuracy_line(a, "gb200", moe_onesided_op_text[op], NULL, 15);
     }
     accuracy_csv_free(csv);
+}
+
+void accuracy_nvlink_gb200(struct accuracy *a)
+{
+    nvlink_part(a, 0, onesided_s);
+}
+
+/* ---- in simulated steps ---- */
+
+/* A plan that takes what a simulated step says. */
+static double wait_for(double time_s, struct moe_plan *plan)
+{
+    moe_plan_add(plan, (struct moe_sent){.delay_s = time_s, .after = -1});
+    return 0;
+}
+
+/* As many experts on each rank: rows of 288 experts on 64 ranks are simulated with 256. */
+static double low_latency_simulated_s(const struct study *s, const double *member, const struct row *row,
+                                      struct moe_plan *plan)
+{
+    const struct moe_deepep_case *c = &row->deepep;
+    if (!plan) return low_latency_s(s, member, row, NULL);
+    memcpy(&s->topo->low_latency.kernel[c->combine], member, sizeof(struct moe_deepep_low_latency));
+    return wait_for(accuracy_simulated_s(s->topo, "deepep_low_latency", c->ranks, c->tokens,
+                                         c->experts - c->experts % c->ranks, c->top_k,
+                                         moe_deepep_row_bytes(c, true), c->combine ? "combine" : "dispatch"),
+                    plan);
+}
+
+/* Balanced: a token goes to different ranks, so there is an expert a rank. */
+static double onesided_simulated_s(const struct study *s, const double *member, const struct row *row,
+                                   struct moe_plan *plan)
+{
+    const struct moe_onesided_case *c = &row->onesided;
+    bool combine = row->op == MOE_ONESIDED_ONE_COMBINE;
+    if (!plan) return onesided_s(s, member, row, NULL);
+    memcpy(&s->topo->one_sided.kernel[combine], member, sizeof(struct moe_onesided));
+    return wait_for(accuracy_simulated_s(s->topo, "nvlink_one_sided", c->ranks, c->tokens, c->ranks,
+                                         c->top_k < c->ranks ? c->top_k : c->ranks, c->row_bytes,
+                                         combine ? "combine" : "dispatch_tokens"),
+                    plan);
+}
+
+void accuracy_ep_simulated(struct accuracy *a)
+{
+    FILE *out = a->out;
+    a->out = NULL; /* it has these rows already */
+    low_latency_part(a, low_latency_simulated_s);
+    nvlink_part(a, 1, onesided_simulated_s);
+    a->out = out;
 }
 
 /* ---- NCCL's all-to-all of few CTAs ---- */
@@ -441,7 +502,7 @@ double accuracy_error_of_ranks(void)
     int n = 0, cap = 0;
     for (int one_sided = 0; one_sided < 2; one_sided++) {
         double param[MOE_REGRESS_PARAMS];
-        struct study s = fit_kernel(csv, one_sided, param);
+        struct study s = fit_kernel(csv, one_sided, onesided_s, param);
         for (int i = 0; i < s.n_fitted; i++) {
             if (s.row[i].ranks != 8) continue;
             error = moe_grow(error, &cap, n + 1, sizeof *error);

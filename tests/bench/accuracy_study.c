@@ -15,15 +15,28 @@ void study_fit_member(struct study *s, int member, int first, int last)
     for (int op = first; op <= last; op++) s->param[op][member] = p + 1;
 }
 
+static void set_members(const struct study *s, const double *param, int op, double *member)
+{
+    for (int m = 0; m < s->n_members; m++) {
+        int p = s->param[op][m];
+        member[m] = p ? param[p - 1] : s->value[op][m];
+    }
+}
+
 static double predict(const struct study *s, const double *param, const struct row *row,
                       struct moe_plan *plan)
 {
     double member[STUDY_MEMBERS];
-    for (int m = 0; m < s->n_members; m++) {
-        int p = s->param[row->op][m];
-        member[m] = p ? param[p - 1] : s->value[row->op][m];
-    }
+    set_members(s, param, row->op, member);
     return s->time_s(s, member, row, plan);
+}
+
+void study_expect(const struct study *s, const double *param, int op, const double *said)
+{
+    double member[STUDY_MEMBERS], off = 0;
+    set_members(s, param, op, member);
+    for (int m = 0; m < s->n_members; m++) off = fmax(off, fabs(said[m] - member[m]) - 0.001 * member[m]);
+    if (off > 0) printf("topologies/%s.yaml holds another fit\n", s->topo->name);
 }
 
 static void predict_fitted(void *ctx, const double *param, double *out)

@@ -32,6 +32,11 @@ struct row {
     };
 };
 
+/* Seconds with these members in closed form, or, when plan is not NULL, what it makes of them. */
+struct study;
+typedef double study_time(const struct study *s, const double *member, const struct row *row,
+                          struct moe_plan *plan);
+
 /* A model, rows, and which of its parameters they tell. */
 struct study {
     const char *machine;
@@ -44,9 +49,7 @@ struct study {
     int param[STUDY_OPS][STUDY_MEMBERS];    /* 1 + which fitted parameter sets this member, 0: none */
     int member[MOE_REGRESS_PARAMS];         /* which each fitted parameter sets */
     double start[MOE_REGRESS_PARAMS], least[MOE_REGRESS_PARAMS], most[MOE_REGRESS_PARAMS];
-    /* Seconds with these members in closed form, or, when plan is not NULL, what it makes of them. */
-    double (*time_s)(const struct study *s, const double *member, const struct row *row,
-                     struct moe_plan *plan);
+    study_time *time_s;
 };
 #define MEMBER(type, member) ((int)(offsetof(struct type, member) / sizeof(double)))
 
@@ -61,6 +64,9 @@ void study_fit_member(struct study *s, int member, int first, int last);
 void study_fit(struct study *s, double *param);
 void study_print(const struct study *s, const double *param);
 
+/* Says so when what the topology says of an operation, said [n_members], is another fit. */
+void study_expect(const struct study *s, const double *param, int op, const double *said);
+
 /* Seconds in closed form; log(those / measured). */
 double study_time_s(const struct study *s, const double *param, const struct row *row);
 double study_error(const struct study *s, const double *param, const struct row *row);
@@ -68,5 +74,10 @@ double study_error(const struct study *s, const double *param, const struct row 
 double study_left_out(const struct study *s, int ranks, const char *band, double q);
 /* Predicts the rows that were not fitted, and gives them to accuracy_row. */
 void study_report(const struct study *s, const double *param, struct accuracy *a);
+
+/* Seconds that operation `op` of a forward pass takes in a simulated step, in the mean over ranks: one layer,
+ * a token's row of so many bytes, routing drawn evenly. */
+double accuracy_simulated_s(struct moe_topo *t, const char *dispatcher, int ranks, int64_t tokens,
+                            int experts, int top_k, double row_bytes, const char *op);
 
 #endif

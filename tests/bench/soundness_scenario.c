@@ -140,7 +140,8 @@ static void add_rules(struct draws *d, const struct shape *y, char out[TEXT])
 
 void scenario_draw(struct draws *d, int most_ranks, char out[TEXT], char alone[TEXT])
 {
-    static const char *const dispatchers[] = {"alltoall", "allgather", "deepep"};
+    static const char *const dispatchers[] = {"alltoall", "allgather", "deepep", "deepep_low_latency",
+                                              "nvlink_one_sided"};
     static const char *const drops[] = {"probs", "position"}, *const factors[] = {"0.5", "1.0", "1.25",
                                                                                   "2.0"};
     static const char *const pipelines[] = {"1f1b", "gpipe"};
@@ -168,7 +169,7 @@ void scenario_draw(struct draws *d, int most_ranks, char out[TEXT], char alone[T
     add(out, "rank_order: %s}\n", moe_rank_order_text[draw(d, MOE_RANK_ORDER_COUNT)]);
     add_tokens(&y, out);
     add(out, "%sdispatcher: %s\n", rules,
-        choose(d, y.limits ? 2 : 3, dispatchers)); /* the last drops nothing */
+        choose(d, y.limits ? 2 : 5, dispatchers)); /* the others drop nothing */
     if (y.limits) {
         const char *factor = choose(d, 4, factors), *drop = choose(d, 2, drops);
         int group = y.group ? y.group : y.tokens[0];
