@@ -9,6 +9,7 @@
  *   deepep    Member 0 has a choice of the tokens 0 and 2, member 1 of 1 and 2: each sends 2 rows. Together
  *             6 rows x 8 x 4 = 192 bytes; with each row the probabilities of 2 experts, 6 x 2 x 4 = 48, and
  *             2 choices, 48. Back as many rows of 8, and as much again backward. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,6 +17,8 @@
 #include <cmocka.h>
 
 #include "sim/check/check.h"
+#include "sim/cost/deepep.h"
+#include "sim/cost/onesided.h"
 #include "sim/simulate.h"
 #include "tests/fixture.h"
 
@@ -48,6 +51,14 @@ static int64_t bytes_of(const struct moe_sim_result *out, const char *op)
 {
     for (int i = 0; i < out->n_rows; i++)
         if (!strcmp(out->rows[i].op, op)) return out->rows[i].bytes;
+    fail_msg("no %s", op);
+    return -1;
+}
+
+static double own_us_of(const struct moe_sim_result *out, const char *op)
+{
+    for (int i = 0; i < out->n_rows; i++)
+        if (!strcmp(out->rows[i].op, op)) return out->rows[i].own_us;
     fail_msg("no %s", op);
     return -1;
 }
@@ -127,6 +138,42 @@ static void test_other_carriers(void **state)
         moe_sim_free(&out);
         moe_sim_free(&like);
     }
+}
+
+/* Every token goes to every expert, so that traffic is even: in a step that is simulated a combine takes what
+ * its closed form says, rows of 2 bytes an element. */
+static void test_even_traffic_takes_the_closed_form(void **state)
+{
+    (void)state;
+    enum { TOKENS = 40000, HIDDEN = 4096, E = 16 }; /* rounded bytes are less than 1e-9 of the time */
+    for (int one = 0; one < 2; one++)
+        for (int ranks = 8; ranks <= (one ? 8 : 16); ranks += 8) {
+            char text[512];
+            struct moe_scenario *sc;
+            struct moe_topo *t;
+            struct moe_sim_result out;
+            snprintf(text, sizeof text,
+                     "model: {layers: 1, hidden: %d, ffn: 1, experts: %d, top_k: %d}\nlayout: {ranks: %d}\n"
+                     "tokens_per_rank: %d\ndtype: bfloat16\ndispatcher: %s\n",
+                     HIDDEN, E, E, ranks, TOKENS, one ? "nvlink_one_sided" : "deepep_low_latency");
+            assert_int_equal(moe_scenario_parse("even.yaml", text, &sc), 0);
+            assert_int_equal(moe_topo_load(one ? "gb200_nvl72" : "h100_sxm", &t), 0);
+            struct moe_schedule *s = fixture_schedule(sc);
+            struct moe_routing *r = fixture_routing(sc);
+            assert_int_equal(moe_simulate(s, r, t, &out), 0);
+            struct moe_deepep_case low_case = {true, ranks, TOKENS, HIDDEN, E, E, 0, 0};
+            struct moe_onesided_case one_case = {ranks, E, TOKENS, 2 * HIDDEN};
+            double closed_s = one ? moe_onesided_s(&t->one_sided.kernel[1], t, &one_case)
+                                  : moe_deepep_low_latency_s(&t->low_latency.kernel[1], t, &low_case);
+            double own_s = 1e-6 * own_us_of(&out, "layer forward combine");
+            if (!(fabs(own_s / closed_s - 1) < 1e-9 + 3e-12 / closed_s))
+                fail_msg("%d ranks: %.12g s, closed form %.12g s", ranks, own_s, closed_s);
+            moe_sim_free(&out);
+            moe_topo_free(t);
+            moe_routing_free(r);
+            moe_schedule_free(s);
+            moe_scenario_free(sc);
+        }
 }
 
 /* Rank 2 has 7 tokens, where the buffers hold 6, or 7. Others have no such buffers. */
@@ -262,6 +309,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bytes),
                                        cmocka_unit_test(test_faults_are_named),
                                        cmocka_unit_test(test_other_carriers),
+                                       cmocka_unit_test(test_even_traffic_takes_the_closed_form),
                                        cmocka_unit_test(test_buffers_hold_the_tokens),
                                        cmocka_unit_test(test_transports),
                                        cmocka_unit_test(test_malformed),

@@ -263,21 +263,25 @@ static void even_traffic_of_other_libraries(void **state)
     (void)state;
     static const int shape[][2] = {{1, 4}, {1, 8}, {2, 2}, {2, 4}, {8, 1}};
     enum { TOKENS = 100000, E = 8 };
+    int32_t *expert = moe_alloc(TOKENS * E, sizeof *expert);
+    for (int k = 0; k < TOKENS * E; k++) expert[k] = k % E;
     for (size_t i = 0; i < sizeof shape / sizeof *shape; i++)
         for (int combine = 0; combine < 2; combine++) {
             int N = shape[i][0], P = shape[i][1], n = N * P;
             struct moe_deepep_case c = {combine, n, TOKENS, 7168, E, E, 0, 0};
             struct moe_onesided_case one = {n, E, TOKENS, 4032};
             struct moe_topo t = plan_machine(n, P, P, 365e9, 50e9);
-            int64_t tokens[8];
             struct moe_plan plan = {0};
             struct world w;
             for (int k = 0; k < 2; k++) {
                 t.low_latency.kernel[k] = moe_deepep_low_latency_default[k];
                 t.one_sided.kernel[k] = moe_onesided_default[MOE_ONESIDED_ONE_DISPATCH + k];
             }
-            for (int k = 0; k < n; k++) tokens[k] = TOKENS;
-            struct moe_routing *r = moe_routing_generate(1, n, E, E, tokens, 0, 1);
+            struct moe_routing *r = moe_routing_new(1, n, E, E);
+            for (int k = 0; k < n; k++) {
+                r->tokens[k] = TOKENS;
+                moe_routing_add(r, 0, k, TOKENS, expert);
+            }
             open_world(&w, r, llround(moe_deepep_row_bytes(&c, true)) * E / n, combine);
             planned(&w, &t, combine ? MOE_BY_LOW_COMBINE : MOE_BY_LOW_DISPATCH, &plan);
             plan_takes(&t, &plan, moe_deepep_low_latency_s(&t.low_latency.kernel[combine], &t, &c), 0);
@@ -291,6 +295,48 @@ static void even_traffic_of_other_libraries(void **state)
             moe_routing_free(r);
             plan_close(&t, &plan);
         }
+    free(expert);
+}
+
+/* Whatever the traffic: each pair gets its bytes, and no link moves more than it can. */
+static void any_traffic_moves_what_it_must(void **state)
+{
+    (void)state;
+    uint64_t seed = plan_seed();
+    for (uint64_t i = 0; i < 100; i++) {
+        int P = 1 + (int)(moe_uniform(seed, i, 0) * 4), n = P * (1 + (int)(moe_uniform(seed, i, 1) * 3));
+        int64_t bytes[144], tokens[12];
+        struct moe_topo t = plan_machine(n, P, P, 365e9, 50e9);
+        struct moe_routing *r = moe_routing_new(1, n, n, 1);
+        struct moe_plan plan = {0};
+        struct world w;
+        for (int k = 0; k < n; k++) tokens[k] = 100;
+        memcpy(r->tokens, tokens, (size_t)n * sizeof *tokens);
+        for (int k = 0; k < n * n; k++) { /* some have nothing for each other */
+            double u = moe_uniform(seed, i, 10 + (uint64_t)k);
+            bytes[k] = u < 0.3 ? 0 : (int64_t)(1e8 * u * u);
+        }
+        for (int k = 0; k < 2; k++) {
+            t.low_latency.kernel[k] = moe_deepep_low_latency_default[k];
+            t.one_sided.kernel[k] = moe_onesided_default[MOE_ONESIDED_ONE_DISPATCH + k];
+        }
+        open_world(&w, r, ROW, false);
+        w.m.bytes = bytes;
+        for (int by = 0; by < MOE_TRANSPORT_COUNT; by++) {
+            bool low = moe_transport_library[by] == MOE_LIBRARY_LOW_LATENCY,
+                 one = moe_transport_library[by] == MOE_LIBRARY_ONE_SIDED && n <= P;
+            if ((!low && !one) || n == 1) continue;
+            planned(&w, &t, (enum moe_transport)by, &plan);
+            for (int from = 0; from < n; from++)
+                for (int to = 0; to < n; to++)
+                    if (from != to || one)
+                        assert_int_equal(plan_moved(&plan, from, to), bytes[from * n + to]);
+            assert_true((double)moe_plan_time(&t, &plan) * 1e-12 >= plan_bound_s(&t, &plan) - 1e-11);
+        }
+        close_world(&w);
+        moe_routing_free(r);
+        plan_close(&t, &plan);
+    }
 }
 
 static void expect_nccl(const struct world *w, const struct moe_topo *t, enum moe_transport by)
@@ -424,6 +470,7 @@ int main(void)
         cmocka_unit_test(low_latency_by_hand),
         cmocka_unit_test(one_sided_by_hand),
         cmocka_unit_test(even_traffic_of_other_libraries),
+        cmocka_unit_test(any_traffic_moves_what_it_must),
         cmocka_unit_test(where_it_runs),
         cmocka_unit_test(where_it_does_not_run),
         cmocka_unit_test(peers_are_those_of_the_routing),
