@@ -43,7 +43,7 @@ expect 2 "no value 'rule': unknown capacity rule 'rule', known: dropless, megatr
     compare "$small" --vary capacity=rule
 expect 2 "no value 'dropless:1': rule dropless has no factor" compare "$small" --vary capacity=dropless:1
 expect 2 "no value 'deepspeed:0': expected a factor from 1e-06" compare "$small" --vary capacity=deepspeed:0
-expect 2 "dispatcher=foo: .*'foo', known: alltoall, allgather, deepep, gshard" \
+expect 2 "dispatcher=foo: .*'foo', known: alltoall, allgather, deepep, deepep_low_latency" \
     compare "$small" --vary dispatcher=foo
 expect 2 '--output: a store cannot tell capacity rules megatron and tutel apart' \
     compare "$small" --vary capacity=1,dropless,tutel:1 -o rules.db
