@@ -1,53 +1,18 @@
 /* collective.c - see collective.h. */
-#include "sim/cost/collective.h"
+#include "sim/cost/collective_nodes.h"
 
 #include <math.h>
-#include <stdlib.h>
-
-/* Where the members are. */
-struct shape {
-    int n, nodes, rings;
-    int *member; /* [n] places in the group, node by node, as they come */
-    int *first;  /* [nodes + 1] of each node, in member */
-};
 
 static int node_of(const struct moe_topo *t, int rank)
 {
     return rank / (int)t->gpus_per_node;
 }
 
-/* As many rings as every node has NICs and members for. */
-static struct shape shape_of(const struct moe_topo *t, int n, const int *rank)
+static bool on_one_node(const struct moe_topo *t, const struct moe_moved *m)
 {
-    struct shape s = {.n = n, .rings = n};
-    int n_nodes = 0;
-    for (int i = 0; i < n; i++)
-        if (node_of(t, rank[i]) >= n_nodes) n_nodes = node_of(t, rank[i]) + 1;
-    int *count = moe_alloc((size_t)n_nodes, sizeof *count), *at = moe_alloc((size_t)n_nodes, sizeof *at);
-    s.member = moe_alloc((size_t)n, sizeof *s.member);
-    s.first = moe_alloc((size_t)n + 1, sizeof *s.first);
-    for (int i = 0; i < n; i++) count[node_of(t, rank[i])]++;
-    for (int i = 0; i < n; i++) {
-        int node = node_of(t, rank[i]);
-        if (count[node] > 0) { /* its first member */
-            at[node] = s.first[s.nodes];
-            s.first[++s.nodes] = at[node] + count[node];
-            if (count[node] < s.rings) s.rings = count[node];
-            count[node] = 0;
-        }
-        s.member[at[node]++] = i;
-    }
-    if (t->nics_per_node < s.rings) s.rings = (int)t->nics_per_node;
-    if (s.nodes == 1) s.rings = 1;
-    free(count);
-    free(at);
-    return s;
-}
-
-static void free_shape(struct shape *s)
-{
-    free(s->member);
-    free(s->first);
+    bool one = true;
+    for (int i = 1; i < m->n; i++) one &= node_of(t, m->rank[i]) == node_of(t, m->rank[0]);
+    return one;
 }
 
 static int64_t sum(const int64_t *bytes, int n)
@@ -62,9 +27,9 @@ static struct moe_nccl_case case_of(const struct moe_moved *m, int64_t bytes)
     return (struct moe_nccl_case){m->kind, m->n, bytes, m->type_bytes, m->is_float};
 }
 
-static bool has_nccl(const struct moe_topo *t, int nodes, int n)
+static bool has_nccl(const struct moe_topo *t, bool one_node, int n)
 {
-    return t->nccl.release && nodes == 1 && n > 1;
+    return t->nccl.release && one_node && n > 1;
 }
 
 /* ---- all-to-all ---- */
@@ -122,84 +87,34 @@ static void alltoall(const struct moe_topo *t, const struct moe_moved *m, struct
     }
 }
 
-/* ---- rings ---- */
+/* ---- one node ---- */
 
-/* The members in the order of a ring: in each node they are turned, so that the first is next to the ring's
- * NIC. order [n]. */
-static void order_of(const struct shape *s, int ring, int *order)
+/* What a member sends in all; through switches all of its own, for the sum, and its part of it for all. */
+static int64_t sent_by(const struct moe_moved *m, bool switches, int64_t all, int next, int member)
 {
-    for (int node = 0; node < s->nodes; node++) {
-        int first = s->first[node], n = s->first[node + 1] - first;
-        for (int i = 0; i < n; i++) order[first + i] = s->member[first + (i + ring * n / s->rings) % n];
-    }
-}
-
-/* What a member hands on to the next, in all. */
-static int64_t handed_on(const struct moe_moved *m, int64_t all, int member, int next)
-{
-    if (m->kind == MOE_ALLREDUCE) return llround(2.0 * (m->n - 1) / m->n * (double)all);
+    double n = m->n;
+    if (switches) return llround((double)all * (n + 1) / n);
+    if (m->kind == MOE_ALLREDUCE) return llround(2 * (n - 1) / n * (double)all);
     return all - m->bytes[m->kind == MOE_ALLGATHER ? next : member];
 }
 
-static int passes(enum moe_collective kind)
-{
-    return kind == MOE_ALLREDUCE ? 2 : 1;
-}
-
-/* What comes before the bytes of a ring, and how many bytes are on the wire for one. */
-struct steps {
-    double latency_s, wire;
-};
-
-/* Latencies of all steps, one after the other; over several nodes with NCCL those of what it runs: of a tree,
- * or of PAT, fewer than there are members. What these move over the links is as much as a ring does. */
-static struct steps steps_of(const struct moe_topo *t, const struct moe_nccl_case *c, const struct shape *s)
-{
-    double node_Bps = t->nic_Bps * (double)t->nics_per_node;
-    if (t->nccl.release && s->nodes > 1) {
-        struct moe_nccl_far far = moe_nccl_far(&t->nccl, c, s->nodes, node_Bps);
-        return (struct steps){far.latency_s, far.wire};
-    }
-    double once_s = (s->n - s->nodes) * t->intra_latency_s + (s->nodes - 1) * t->inter_latency_s;
-    return (struct steps){passes(c->kind) * once_s, 1};
-}
-
-static void rings(const struct moe_topo *t, const struct moe_moved *m, const struct shape *s, int64_t all,
-                  struct moe_plan *out)
-{
-    struct moe_nccl_case c = case_of(m, all);
-    struct steps steps = steps_of(t, &c, s);
-    int *order = moe_alloc((size_t)s->n, sizeof *order);
-    for (int ring = 0; ring < s->rings; ring++) {
-        order_of(s, ring, order);
-        for (int place = 0; place < s->n; place++) {
-            int i = order[place], next = order[(place + 1) % s->n];
-            int64_t bytes = handed_on(m, all, i, next);
-            struct moe_sent sent = {.from = m->rank[i], .to = m->rank[next], .after = -1};
-            sent.bytes = bytes / s->rings + (ring < bytes % s->rings);
-            sent.delay_s = steps.latency_s;
-            sent.wire = steps.wire;
-            if (sent.bytes) moe_plan_add(out, sent);
-        }
-    }
-    free(order);
-}
-
-/* On one node, by NCCL's channels. */
+/* By NCCL's channels. */
 static void channels(const struct moe_topo *t, const struct moe_moved *m, int64_t all, struct moe_plan *out)
 {
     struct moe_nccl_case c = case_of(m, all);
     struct moe_nccl_ring ring = moe_nccl_ring(&t->nccl, &c);
+    bool switches = ring.algorithm == MOE_ALGORITHM_NVLS;
+    double faster = switches ? (m->n + 1.0) / m->n : 1; /* rates are those of the member's own */
     for (int i = 0; i < m->n; i++) {
         int next = (i + 1) % m->n, after = -1;
-        bool switches = ring.algorithm == MOE_ALGORITHM_NVLS;
-        int64_t left = switches ? all : handed_on(m, all, i, next);
+        int64_t left = sent_by(m, switches, all, next, i);
         for (int p = 0; p < ring.n_parts; p++) {
             const struct moe_nccl_part *part = &ring.part[p];
             int64_t bytes = p == ring.n_parts - 1 ? left : llround((double)left * ring.share[p]);
             left -= bytes;
-            after = moe_plan_add(out, (struct moe_sent){m->rank[i], m->rank[next], bytes, part->rate_Bps,
-                                                        part->wire, part->delay_s, after});
+            after =
+                moe_plan_add(out, (struct moe_sent){m->rank[i], m->rank[next], bytes, part->rate_Bps * faster,
+                                                    part->wire, part->delay_s, after});
             if (part->tail_s > 0) /* at home, without bytes of its own */
                 after = moe_plan_add(
                     out, (struct moe_sent){
@@ -218,12 +133,10 @@ void moe_collective_plan(const struct moe_topo *t, const struct moe_moved *m, st
     }
     int64_t all = m->kind == MOE_ALLREDUCE ? m->bytes[0] : sum(m->bytes, m->n);
     if (m->n < 2 || !all) return;
-    struct shape s = shape_of(t, m->n, m->rank);
-    if (has_nccl(t, s.nodes, s.n))
+    if (has_nccl(t, on_one_node(t, m), m->n))
         channels(t, m, all, out);
     else
-        rings(t, m, &s, all, out);
-    free_shape(&s);
+        moe_nodes_plan(t, m, all, out);
 }
 
 /* nccl-tests' size: the most that a member sends, or the whole buffer. */
@@ -240,10 +153,8 @@ static int64_t size_of(const struct moe_moved *m)
 
 double moe_collective_error(const struct moe_topo *t, const struct moe_moved *m)
 {
-    bool one_node = true;
-    for (int i = 1; i < m->n; i++) one_node &= node_of(t, m->rank[i]) == node_of(t, m->rank[0]);
-    if (!one_node) return t->inter_error;
-    if (!has_nccl(t, 1, m->n)) return t->intra_error;
+    if (!on_one_node(t, m)) return t->inter_error;
+    if (!has_nccl(t, true, m->n)) return t->intra_error;
     struct moe_nccl_case c = case_of(m, size_of(m));
     return moe_nccl_error(&t->nccl, &c);
 }
@@ -267,18 +178,9 @@ static double alltoall_s(const struct moe_topo *t, int n, int per_node, int64_t 
 double moe_collective_s(const struct moe_topo *t, enum moe_collective kind, int n, int64_t bytes,
                         int type_bytes, bool is_float)
 {
-    int per_node = n < t->gpus_per_node ? n : (int)t->gpus_per_node;
-    struct shape s = {.n = n, .nodes = n / per_node, .rings = 1};
+    int per_node = n < t->gpus_per_node ? n : (int)t->gpus_per_node, nodes = n / per_node;
     if (kind == MOE_ALLTOALL) return alltoall_s(t, n, per_node, bytes);
     if (n < 2 || !bytes) return 0;
-    double all = (double)bytes * (kind == MOE_ALLREDUCE ? 1 : n);
-    struct moe_nccl_case c = {kind, n, (int64_t)all, type_bytes, is_float};
-    if (has_nccl(t, s.nodes, n)) return moe_nccl_s(&t->nccl, &c);
-    struct steps steps = steps_of(t, &c, &s);
-    if (s.nodes > 1) s.rings = (int)(per_node < t->nics_per_node ? per_node : t->nics_per_node);
-    double sent = steps.wire * passes(kind) * all * (n - 1) / n;
-    double far_s = s.nodes > 1 ? sent / s.rings / t->nic_Bps : 0;
-    /* Of a node's rings all but one cross any link in it, where the GPU is not the last of its node. */
-    double near = s.nodes > 1 && s.rings == per_node ? (double)(per_node - 1) / per_node : 1;
-    return steps.latency_s + fmax(per_node > 1 ? near * sent / t->intra_Bps : 0, far_s);
+    struct moe_nccl_case c = {kind, n, bytes * (kind == MOE_ALLREDUCE ? 1 : n), type_bytes, is_float};
+    return has_nccl(t, nodes == 1, n) ? moe_nccl_s(&t->nccl, &c) : moe_nodes_s(t, &c, nodes, per_node);
 }

@@ -6,14 +6,12 @@
  *   reducescatter  the same ring with sums: block i starts at the member after i and ends at i. The one link
  *                  that it does not cross leads from i, so member i sends on all blocks but its own.
  *   allreduce      both, one after the other, with equal blocks; or through the switches (NVLS): each member
- *                  sends all of it once.
+ *                  sends all of it once, and its part of the sum for all.
  * In a ring every block is cut so finely that all links are busy from start to end, so a member's part is one
- * flow. Over several nodes there are as many rings as every node has NICs and members for, each with a share
- * of every block, through the members node by node, and turned so that every NIC is crossed by one of them.
- * Machines whose topology has a block `nccl` take the latencies and rates of nccl.h on one node; over
- * several, the latency and protocol of what NCCL runs there (ring, tree, PAT), and what the links allow,
- * which is as much for each of them. Else a flow takes its path's latency, once or for
- * each step of a ring. */
+ * flow. Over several nodes NCCL may run trees, NVLS with trees, or PAT instead: collective_nodes.h.
+ * Machines whose topology has a block `nccl` take the latencies and rates of nccl.h on one node; over several
+ * the latency, protocol and channels' rates of what NCCL runs there. Else a flow takes its path's latency,
+ * once or for each step of a ring. */
 #ifndef MOE_COLLECTIVE_H
 #define MOE_COLLECTIVE_H
 

@@ -42,33 +42,51 @@ static int64_t clamp(int64_t value, int64_t least, int64_t most)
     return value < least ? least : value > most ? most : value;
 }
 
-/* The rates that NCCL's search tries for an NVLS channel, GB/s (src/graph/search.cc): it has one for each
- * GPU. */
-static double nvls_rate(const struct moe_nccl *p, double usable_Bps, int ranks)
+/* The first of NCCL's rates, GB/s, of which n fit. */
+static double rate_of(const double *rate, double usable_Bps, int n)
 {
-    static const double hopper[] = {60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3, 0},
-                        blackwell[] = {90, 80, 70, 60, 50, 40, 30, 24, 20, 19, 18, 0};
-    const double *rate = p->arch < 100 ? hopper : blackwell;
-    while (rate[1] > 0 && *rate * 1e9 * ranks > usable_Bps) rate++;
+    while (rate[1] > 0 && *rate * 1e9 * n > usable_Bps) rate++;
     return *rate * 1e9;
 }
 
-/* What NCCL runs, as it chooses it. node_Bps: of a node's NICs. Result: its latency by NCCL's constants. */
-static double choose(const struct moe_nccl *p, const struct moe_nccl_case *c, int nodes, double node_Bps,
-                     enum moe_algorithm *algorithm, enum moe_protocol *protocol)
+/* NVLS as NCCL's search finds it (src/graph/search.cc): each GPU of a node is a head and has a channel, over
+ * several nodes at a rate that its NIC has for each of its heads. */
+static struct moe_nccl_graph nvls_graph(const struct moe_nccl *p, int ranks, int nodes, int nics,
+                                        double nic_Bps)
+{
+    static const double hopper[] = {60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3, 0},
+                        blackwell[] = {90, 80, 70, 60, 50, 40, 30, 24, 20, 19, 18, 0},
+                        far_hopper[] = {48, 45, 42, 40, 30,  24,  22,  20,  17.5,
+                                        15, 12, 6,  3,  2.4, 1.2, .24, .12, 0},
+                        far_blackwell[] = {96,   86, 80, 48, 45.1, 42,  40,  30,  24,  22, 20,
+                                           17.5, 15, 12, 6,  3,    2.4, 1.2, .24, .12, 0};
+    double usable_Bps = p->ring_channels * p->ring_Bps;
+    int heads = (ranks + nodes - 1) / nodes;
+    if (nodes == 1) /* there is no other node */
+        return (struct moe_nccl_graph){ranks, rate_of(p->arch < 100 ? hopper : blackwell, usable_Bps, ranks),
+                                       INFINITY};
+    const double *rates = p->arch < 100 ? far_hopper : far_blackwell;
+    double inter_Bps = rate_of(rates, nic_Bps * fmin(nics, heads), heads);
+    return (struct moe_nccl_graph){heads, fmin(rate_of(rates, usable_Bps, heads), inter_Bps), inter_Bps};
+}
+
+/* What NCCL runs, as it chooses it; without bytes on the wire. */
+static struct moe_nccl_far choose(const struct moe_nccl *p, const struct moe_nccl_case *c, int nodes,
+                                  int nics, double nic_Bps)
 {
     struct moe_nccl_release release = *p->release;
-    double limit[MOE_NCCL_ARCHS][MOE_NCCL_SCALES], latency_s = 0, rate_Bps;
-    struct moe_nccl_graph ring = {p->ring_channels, p->ring_Bps, p->ring_Bps}, nvls = {0};
-    if (nodes > 1) ring.inter_Bps = fmin(p->ring_Bps, node_Bps / p->ring_channels);
-    /* Without registered buffers NCCL takes NVLS for all-reduce alone; two GPUs have
-     * nothing to add up there. */
-    if (nodes == 1 && p->arch >= 90 && c->is_float && c->ranks > 2 && c->kind == MOE_ALLREDUCE)
-        nvls = (struct moe_nccl_graph){
-            .channels = c->ranks,
-            .intra_Bps = nvls_rate(p, p->ring_channels * p->ring_Bps, c->ranks),
-            .inter_Bps = INFINITY, /* there is no other node */
-        };
+    double limit[MOE_NCCL_ARCHS][MOE_NCCL_SCALES], rate_Bps;
+    struct moe_nccl_graph ring = {p->ring_channels, p->ring_Bps, p->ring_Bps}, tree = ring, nvls = {0};
+    struct moe_nccl_far out = {.algorithm = MOE_ALGORITHM_RING, .protocol = MOE_PROTOCOL_SIMPLE};
+    if (nodes > 1) { /* NCCL's search finds one rate for both, then for trees in a node up to twice as much */
+        ring.intra_Bps = ring.inter_Bps = tree.inter_Bps =
+            fmin(p->ring_Bps, nics * nic_Bps / p->ring_channels);
+        tree.intra_Bps = fmin(p->ring_Bps, 2 * tree.inter_Bps);
+    }
+    /* Without registered buffers NCCL takes NVLS for all-reduce alone; two GPUs have nothing to add up
+     * there. */
+    if (p->arch >= 90 && c->is_float && c->ranks > 2 && c->kind == MOE_ALLREDUCE)
+        nvls = nvls_graph(p, c->ranks, nodes, nics, nic_Bps);
     if (p->ll128_most_Bps > 0) {
         for (int arch = 0; arch < MOE_NCCL_ARCHS; arch++)
             for (int scale = 0; scale < MOE_NCCL_SCALES; scale++)
@@ -82,24 +100,23 @@ static double choose(const struct moe_nccl *p, const struct moe_nccl_case *c, in
                                        .ranks_per_node =
                                            (c->ranks + nodes - 1) / nodes, /* uneven nodes: as the fullest */
                                        .ring = ring,
-                                       .tree = ring,
+                                       .tree = tree,
                                        .nvls = nvls,
                                        .nvlink = p->nvlink,
                                        .near_nic = true};
-    *algorithm = MOE_ALGORITHM_RING;
-    *protocol = MOE_PROTOCOL_SIMPLE;
-    moe_nccl_choose(&machine, c->kind, c->bytes, algorithm, protocol);
-    moe_nccl_estimate(&machine, c->kind, *algorithm, *protocol, &latency_s, &rate_Bps);
-    return latency_s;
+    moe_nccl_choose(&machine, c->kind, c->bytes, &out.algorithm, &out.protocol);
+    moe_nccl_estimate(&machine, c->kind, out.algorithm, out.protocol, &out.latency_s, &rate_Bps);
+    out.most_Bps = moe_nccl_most_Bps(&machine, c->kind, out.algorithm, out.protocol);
+    return out;
 }
 
-struct moe_nccl_far moe_nccl_far(const struct moe_nccl *p, const struct moe_nccl_case *c, int nodes,
-                                 double node_Bps)
+struct moe_nccl_far moe_nccl_far(const struct moe_nccl *p, const struct moe_nccl_case *c, int nodes, int nics,
+                                 double nic_Bps)
 {
-    struct moe_nccl_far out = {.wire = 1};
-    out.latency_s = choose(p, c, nodes, node_Bps, &out.algorithm, &out.protocol);
-    if (out.protocol == MOE_PROTOCOL_LL) out.wire = ll_wire;
-    if (out.protocol == MOE_PROTOCOL_LL128) out.wire = ll128_wire;
+    struct moe_nccl_far out = choose(p, c, nodes, nics, nic_Bps);
+    out.wire = out.protocol == MOE_PROTOCOL_LL      ? ll_wire
+               : out.protocol == MOE_PROTOCOL_LL128 ? ll128_wire
+                                                    : 1;
     return out;
 }
 
@@ -109,13 +126,17 @@ static double hop_s(const struct moe_nccl *p, enum moe_protocol protocol)
            p->release->latency[p->nvlink ? MOE_NCCL_NVLINK : MOE_NCCL_PCI][MOE_ALGORITHM_RING][protocol];
 }
 
-/* One flow: all of it goes to the switches and comes back. */
-static void nvls(const struct moe_nccl *p, const struct moe_nccl_case *c, struct moe_nccl_ring *out)
+double moe_nccl_switch_Bps(const struct moe_nccl *p)
 {
     /* What switches do is theirs, whichever release says it first. */
     const struct moe_nccl_release *newest = &moe_nccl_releases[moe_nccl_n_releases - 1];
-    double n = c->ranks, efficiency = newest->nvls_efficiency[p->arch < 100 ? 2 : 3];
-    double rate_Bps = efficiency * p->port_Bps * n / (n + 1), lines = NVLS_CHANNELS * n;
+    return newest->nvls_efficiency[p->arch < 100 ? 2 : 3] * p->port_Bps;
+}
+
+/* One flow: all of it goes to the switches and comes back. */
+static void nvls(const struct moe_nccl *p, const struct moe_nccl_case *c, struct moe_nccl_ring *out)
+{
+    double n = c->ranks, rate_Bps = moe_nccl_switch_Bps(p) * n / (n + 1), lines = NVLS_CHANNELS * n;
     int64_t chunk = NVLS_CHUNK;
     if ((double)c->bytes < 64 * lines * NVLS_CHUNK) chunk = 64 << 10;
     if ((double)c->bytes < 8 * lines * (64 << 10)) chunk = 32 << 10;
@@ -170,7 +191,9 @@ struct moe_nccl_ring moe_nccl_ring(const struct moe_nccl *p, const struct moe_nc
     struct moe_nccl_ring out = {0};
     int n = c->ranks, adds = c->kind == MOE_ALLGATHER ? 0 : n - 1;
     int steps = c->kind == MOE_ALLREDUCE ? 2 * (n - 1) : n - 1;
-    choose(p, c, 1, 0, &out.algorithm, &out.protocol);
+    struct moe_nccl_far chosen = choose(p, c, 1, 0, 0);
+    out.algorithm = chosen.algorithm;
+    out.protocol = chosen.protocol;
     if (out.algorithm == MOE_ALGORITHM_NVLS)
         nvls(p, c, &out);
     else if (out.protocol == MOE_PROTOCOL_SIMPLE)

@@ -102,15 +102,18 @@ struct moe_nccl_ring moe_nccl_ring(const struct moe_nccl *p, const struct moe_nc
 /* `bytes` from one of `ranks` to another; itself: the port is not used. */
 struct moe_nccl_part moe_nccl_pair(const struct moe_nccl *p, int ranks, int64_t bytes, bool itself);
 
-/* Over several nodes: what NCCL runs, its latency by NCCL's own constants, and bytes on the wire for one. */
+/* Over several nodes: what NCCL runs, its latency by NCCL's own constants, bytes on the wire for one, and
+ * what its channels move a second at most, of the case's bytes (INFINITY: not said). */
 struct moe_nccl_far {
     enum moe_algorithm algorithm;
     enum moe_protocol protocol;
-    double latency_s, wire;
+    double latency_s, wire, most_Bps;
 };
-/* node_Bps: of all NICs of a node, one direction; c->ranks: in all. */
-struct moe_nccl_far moe_nccl_far(const struct moe_nccl *p, const struct moe_nccl_case *c, int nodes,
-                                 double node_Bps);
+/* nics: of a node; nic_Bps: one direction of one; c->ranks: in all. */
+struct moe_nccl_far moe_nccl_far(const struct moe_nccl *p, const struct moe_nccl_case *c, int nodes, int nics,
+                                 double nic_Bps);
+/* One direction of a GPU's port while switches add up and multiply (NVLS), bytes/s. */
+double moe_nccl_switch_Bps(const struct moe_nccl *p);
 
 /* Half of the interval that holds 80 % of measurements, as a logarithm; 0: not known. */
 double moe_nccl_error(const struct moe_nccl *p, const struct moe_nccl_case *c);

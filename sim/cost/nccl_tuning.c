@@ -172,6 +172,33 @@ static double rate_of(const struct moe_nccl_machine *m, bool allreduce, enum moe
     }
 }
 
+static double rate_of_channels(const struct moe_nccl_machine *m, bool allreduce, enum moe_algorithm algorithm,
+                               enum moe_protocol protocol)
+{
+    const struct moe_nccl_release *r = m->release;
+    double n = n_ranks(m), of_ring = n / (allreduce ? 2 * (n - 1) : n - 1);
+    int row = known_row(m);
+    if (protocol == MOE_PROTOCOL_LL) return most_ll(m) * (algorithm == MOE_ALGORITHM_RING ? of_ring : 0.5);
+    switch (algorithm) {
+    case MOE_ALGORITHM_RING:
+        return protocol == MOE_PROTOCOL_LL128
+                   ? m->ring.channels * most(r->ring_ll128, row, m->nodes) * of_ring
+                   : INFINITY;
+    case MOE_ALGORITHM_TREE:
+        return m->tree.channels / 2.0 *
+               fmin(most(r->tree, row, m->nodes),
+                    protocol == MOE_PROTOCOL_LL128 ? most(r->tree_ll128, row, m->nodes) : INFINITY);
+    case MOE_ALGORITHM_NVLSTREE: return m->nvls.channels * most(r->nvlstree, row, m->nodes) * of_ring;
+    default: return INFINITY;
+    }
+}
+
+double moe_nccl_most_Bps(const struct moe_nccl_machine *m, enum moe_collective collective,
+                         enum moe_algorithm algorithm, enum moe_protocol protocol)
+{
+    return 1e9 * rate_of_channels(m, collective == MOE_ALLREDUCE, algorithm, protocol);
+}
+
 /* ---- latencies: us ---- */
 
 /* Every step of a ring over several nodes pays at least what posting to the network costs the host. */

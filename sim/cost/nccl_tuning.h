@@ -100,6 +100,11 @@ bool moe_nccl_estimate(const struct moe_nccl_machine *m, enum moe_collective col
 double moe_nccl_time_s(const struct moe_nccl_machine *m, enum moe_collective collective,
                        enum moe_algorithm algorithm, enum moe_protocol protocol, int64_t bytes);
 
+/* The most that all channels move, bytes of nccl-tests' size a second, whatever the links have: the release's
+ * rates of a channel. INFINITY: it says none. */
+double moe_nccl_most_Bps(const struct moe_nccl_machine *m, enum moe_collective collective,
+                         enum moe_algorithm algorithm, enum moe_protocol protocol);
+
 /* What NCCL runs: the first with the least time. Result: false when there is nothing to run (a single rank,
  * an all-to-all). */
 bool moe_nccl_choose(const struct moe_nccl_machine *m, enum moe_collective collective, int64_t bytes,
