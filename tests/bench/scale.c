@@ -1,9 +1,10 @@
 /* Time and memory of one training step by number of GPUs: 16 layers, 4,096 tokens a rank, all ranks one
  * expert-parallel group on dgx_h100 nodes, every pair of ranks a different size, all flows at once. Beside it
  * one such all-to-all alone: as it is, and with the rates of all flows solved anew at every end.
- * Each line comes from a process of its own; times are user CPU time, memory is the peak. */
+ * Each line comes from a process of its own; times are user CPU time, memory is the peak.
+ * Then all-reduce and all-gather alone, of equal blocks, by the algorithms of several nodes. */
+#include "sim/cost/collective.h"
 #include "sim/lower/lower.h"
-#include "sim/network.h"
 #include "sim/simulate.h"
 
 #include <math.h>
@@ -143,6 +144,44 @@ static void print_line(int n)
     moe_topo_free(t);
 }
 
+/* One collective alone, of `bytes` in all, on nodes of per_node GPUs with a NIC each. */
+static void print_collective(const char *topology, int per_node, int n, enum moe_collective kind,
+                             int64_t bytes)
+{
+    struct moe_topo *t;
+    struct moe_plan plan = {0};
+    if (moe_topo_load(topology, &t) < 0) moe_bug(__FILE__, __LINE__, moe_error());
+    t->gpus_per_node = per_node;
+    t->nics_per_node = per_node;
+    moe_topo_build(t, n);
+    int *rank = moe_alloc((size_t)n, sizeof *rank);
+    int64_t *block = moe_alloc((size_t)n, sizeof *block);
+    for (int i = 0; i < n; i++) rank[i] = i;
+    for (int i = 0; i < n; i++) block[i] = kind == MOE_ALLREDUCE ? bytes : bytes / n;
+    struct moe_nccl_case c = {kind, n, bytes, 2, true};
+    enum moe_algorithm how = moe_nccl_far(&t->nccl, &c, n / per_node, per_node, t->nic_Bps).algorithm;
+    double start_s = user_s();
+    moe_collective_plan(t, &(struct moe_moved){kind, n, rank, block, 2, true}, &plan);
+    double time_ms = 1e-9 * (double)moe_plan_time(t, &plan);
+    printf("%5d %-13s %-8s %11lld %7d %10.3f %7.1f\n", n, moe_collective_text[kind], moe_algorithm_text[how],
+           (long long)bytes, plan.n, time_ms, 1e3 * (user_s() - start_s));
+    free(plan.flow);
+    free(rank);
+    free(block);
+    moe_topo_free(t);
+}
+
+static void print_collectives(void)
+{
+    printf("\n GPUs collective    by             bytes   flows         ms took ms\n");
+    for (int n = 256; n <= 4096; n *= 4) {
+        print_collective("a100_sxm", 8, n, MOE_ALLREDUCE, INT64_C(4) << 30);
+        print_collective("a100_sxm", 8, n, MOE_ALLREDUCE, 16 << 20);
+        print_collective("h100_sxm", 8, n, MOE_ALLREDUCE, INT64_C(4) << 30);
+        print_collective("h100_sxm", 1, n, MOE_ALLGATHER, 1 << 20);
+    }
+}
+
 int main(void)
 {
     printf("GPUs    step ms    events  time s  mem MiB  all-to-all ms   anew ms   ratio\n");
@@ -156,5 +195,6 @@ int main(void)
         int status = -1;
         if (waitpid(child, &status, 0) != child || status) return 1;
     }
+    print_collectives();
     return 0;
 }
