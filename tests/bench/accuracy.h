@@ -26,7 +26,7 @@
         X(custom_gb200,     "NCCL's all-to-all with 4 CTAs in NVL72, 32 and 64 GPUs from 8" ACCURACY_SEEN) \
         X(pplx,             "NCCL's all-to-all of padded buffers, 4 to 16 nodes from 1 and 2" ACCURACY_SEEN) \
         X(tutel,            "NCCL 2.10's all-to-all, 8 and 32 nodes from 2" ACCURACY_SEEN) \
-        X(clusters,         "all-reduce on 8 nodes, nothing fitted") \
+        X(clusters,         "all-reduce of 64 MiB and more on 8 and 2 nodes, nothing fitted" ACCURACY_SEEN) \
         X(gemm_h100,        "dense products, half of the shapes from the other half") \
         X(gemm_a100,        "dense products, half of the shapes from the other half") \
         X(experts_h100,     "experts with balanced rows, half of the shapes from the other half") \

@@ -163,20 +163,37 @@ void accuracy_tutel(struct accuracy *a)
     accuracy_csv_free(csv);
 }
 
-void accuracy_clusters(struct accuracy *a)
+/* All-reduces of `file` on `machine`, of 64 MiB and more: below that latency decides, which is the network's
+ * own. */
+static void clusters_of(struct accuracy *a, const char *file, const char *machine, const char *name,
+                        struct moe_topo *t)
 {
-    struct accuracy_csv *csv = accuracy_csv_read("nccltests_coreweave_h100_gb200.csv");
-    struct moe_topo *t = load("h100_sxm");
-    t->nic_Bps = 50e9;
+    struct accuracy_csv *csv = accuracy_csv_read(file);
     for (int i = 0; i < csv->n_rows; i++) {
         int ranks = (int)accuracy_csv_number(csv, i, "gpus");
         int64_t bytes = (int64_t)accuracy_csv_number(csv, i, "bytes");
-        if (strncmp(accuracy_csv_text(csv, i, "machine"), "8x8 H100", 8) != 0) continue;
+        const char *found = accuracy_csv_text(csv, i, "machine");
+        if (strncmp(found, machine, strlen(machine)) != 0 || bytes < 64 << 20) continue;
         double time_s = simulated_s(t, MOE_ALLREDUCE, ranks, bytes);
-        accuracy_row(a, "h100 x 64", accuracy_csv_text(csv, i, "op"), accuracy_csv_text(csv, i, "dtype"),
-                     ranks, bytes, "all", accuracy_csv_number(csv, i, "oop_time_us") * 1e-6, time_s, NAN,
-                     NAN);
+        accuracy_row(a, name, accuracy_csv_text(csv, i, "op"), accuracy_csv_text(csv, i, "dtype"), ranks,
+                     bytes, "all", accuracy_csv_number(csv, i, "oop_time_us") * 1e-6, time_s, NAN, NAN);
     }
-    moe_topo_free(t);
+    accuracy_line(a, name, NULL, NULL, 0);
     accuracy_csv_free(csv);
+    moe_topo_free(t);
+}
+
+/* NICs by the files: 8 of 400 Gb/s, 32 of 100 for 8 GPUs, 4 of 100. */
+void accuracy_clusters(struct accuracy *a)
+{
+    struct moe_topo *t = load("h100_sxm");
+    t->nic_Bps = 50e9;
+    clusters_of(a, "nccltests_coreweave_h100_gb200.csv", "8x8 H100", "h100 x 64", t);
+    t = load("h100_sxm");
+    t->nic_Bps = 50e9;
+    clusters_of(a, "nccltests_aws_p4de_p5.csv", "2x p5", "h100 x 16", t);
+    t = load("a100_sxm");
+    t->nics_per_node = 4;
+    t->nic_Bps = 12.5e9;
+    clusters_of(a, "nccltests_aws_p4de_p5.csv", "2x p4de", "a100 x 16", t);
 }
