@@ -9,11 +9,13 @@
  *
  * skew: how many times as long a power law takes as balanced tokens, both of one shape, above 1,024 tokens;
  * predicted with the parameters of experts: no skewed row is fitted. Rows do not say what each expert got,
- * but how that was drawn (ai-dynamo/aiconfigurator, collector/helper.py): shares x of the experts have a
- * density of x^-a between 1 and 0.8 T; counts are T K x / sum(x), rounded, T at most; what is missing goes
- * one by one around the ranks to the expert of each with the fewest rows (what is too much, from that with
- * the most); the rank with the most rows is measured. A time is the mean of 5 draws
- * (collector/trtllm/collect_moe.py). Predicted is the median of 20 such means, draws of moe_uniform, seed 7;
+ * but how that was drawn (ai-dynamo/aiconfigurator, collector/helper.py as it was when these rows of
+ * TensorRT-LLM 1.3.0rc10 came, before its change 876): shares x of the experts have a density of x^-a between
+ * 1 and 0.8 T; counts are T K x / sum(x), rounded. What an expert has over T goes to that with the fewest
+ * rows until it has T, then to the next; what rounding left one by one to those with the fewest, from each of
+ * which, or if it has none from that with the most, what is too much is taken. The rank with most rows is
+ * measured. A time is the mean of 5 draws (collector/trtllm/collect_moe_v3.py). Predicted is the median of 20
+ * such means, draws of moe_uniform, seed 7;
  * the interval comes from their quantiles and from what balanced rows above 1,024 tokens are off. Errors are
  * in points: 100 times the difference of the two ratios, which --csv writes as us and --out does not.
  *
@@ -418,37 +420,68 @@ void accuracy_experts_h100(struct accuracy *a)
 /* A measured time is the mean of MEAN_OF draws. */
 enum { SEED = 7, DRAWS = 100, MEAN_OF = 5, MEANS = DRAWS / MEAN_OF };
 
-/* Adds `left` rows, below 0 takes them away, as the head of this file says. */
-static void level(int64_t *count, const struct expert_row *r, int64_t left)
+struct drawn {
+    int64_t count;
+    int expert;
+};
+
+static int by_count(const void *a, const void *b)
 {
-    int64_t n_local = r->n_experts / r->ep;
-    int step = left > 0 ? 1 : -1;
-    for (int64_t rank = 0; left; rank = (rank + 1) % r->ep) {
-        int64_t *own = count + rank * n_local, at = 0;
-        for (int64_t e = 1; e < n_local; e++)
-            if (step * own[e] < step * own[at]) at = e;
-        if (own[at] == (step > 0 ? r->tokens : 0)) continue;
-        own[at] += step;
-        left -= step;
+    const struct drawn *x = a, *y = b;
+    if (x->count != y->count) return x->count < y->count ? -1 : 1;
+    return x->expert - y->expert;
+}
+
+/* order [E]: experts with the fewest rows first. */
+static void sort_by_count(const int64_t *count, int64_t E, struct drawn *order)
+{
+    for (int64_t e = 0; e < E; e++) order[e] = (struct drawn){count[e], (int)e};
+    qsort(order, (size_t)E, sizeof *order, by_count);
+}
+
+/* No expert keeps more rows than there are tokens; then there are `all`. As the head of this file says. */
+static void level(int64_t *count, const struct expert_row *r, int64_t all)
+{
+    int64_t E = r->n_experts, T = r->tokens, over = 0;
+    struct drawn *order = moe_alloc((size_t)E, sizeof *order);
+    for (int64_t e = 0; e < E; e++) {
+        over += count[e] > T ? count[e] - T : 0;
+        count[e] = count[e] > T ? T : count[e];
     }
+    sort_by_count(count, E, order);
+    for (int64_t i = 0; over; i++) {
+        int64_t *own = &count[order[i].expert], more = over < T - *own ? over : T - *own;
+        *own += more;
+        over -= more;
+    }
+    for (int64_t e = 0; e < E; e++) all -= count[e];
+    sort_by_count(count, E, order);
+    for (int64_t i = 0; all; i++) {
+        int64_t *own = &count[order[i % E].expert];
+        if (all > 0 && *own == T) continue;
+        if (all < 0 && *own == 0) { /* from that with the most */
+            own = count;
+            for (int64_t e = 1; e < E; e++)
+                if (count[e] > *own) own = &count[e];
+        }
+        *own += all > 0 ? 1 : -1;
+        all += all > 0 ? -1 : 1;
+    }
+    free(order);
 }
 
 /* count [n_experts]: rows of each expert. Returns the first of the rank with the most. */
 static int64_t *power_law(const struct expert_row *r, double exponent, uint64_t stream, int64_t *count)
 {
-    int64_t E = r->n_experts, n_local = E / r->ep, most = 0, left = r->tokens * r->top_k, *found = count;
+    int64_t E = r->n_experts, n_local = E / r->ep, most = 0, chosen = r->tokens * r->top_k, *found = count;
     double *share = moe_alloc((size_t)E, sizeof *share), sum = 0, b = 1 - exponent;
     double low = 1, high = pow(0.8 * (double)r->tokens, b);
     for (int64_t e = 0; e < E; e++) {
         share[e] = pow((high - low) * moe_uniform(SEED, stream, (uint64_t)e) + low, 1 / b);
         sum += share[e];
     }
-    double rows = (double)left;
-    for (int64_t e = 0; e < E; e++) {
-        count[e] = (int64_t)fmin(rint(share[e] / sum * rows), (double)r->tokens);
-        left -= count[e];
-    }
-    level(count, r, left);
+    for (int64_t e = 0; e < E; e++) count[e] = (int64_t)rint(share[e] / sum * (double)chosen);
+    level(count, r, chosen);
     for (int64_t rank = 0; rank < r->ep; rank++) {
         int64_t all = 0;
         for (int64_t e = 0; e < n_local; e++) all += count[rank * n_local + e];
