@@ -63,11 +63,12 @@ static int passes(enum moe_collective kind)
     return kind == MOE_ALLREDUCE ? 2 : 1;
 }
 
-/* What runs. Without NCCL's numbers rings, whose latencies are those of all steps one after the other. */
-static struct moe_nccl_far far_of(const struct moe_topo *t, const struct moe_nccl_case *c, int nodes)
+/* What runs, with as many NICs as rails. Without NCCL's numbers rings, whose latencies are those of all steps
+ * one after the other. */
+static struct moe_nccl_far far_of(const struct moe_topo *t, const struct moe_nccl_case *c, int nodes,
+                                  int rails)
 {
-    if (t->nccl.release && nodes > 1)
-        return moe_nccl_far(&t->nccl, c, nodes, (int)t->nics_per_node, t->nic_Bps);
+    if (t->nccl.release && nodes > 1) return moe_nccl_far(&t->nccl, c, nodes, rails, t->nic_Bps);
     double once_s = (c->ranks - nodes) * t->intra_latency_s + (nodes - 1) * t->inter_latency_s;
     return (struct moe_nccl_far){.algorithm = MOE_ALGORITHM_RING,
                                  .protocol = MOE_PROTOCOL_SIMPLE,
@@ -216,7 +217,7 @@ void moe_nodes_plan(const struct moe_topo *t, const struct moe_moved *m, int64_t
 {
     struct shape s = shape_of(t, m->n, m->rank);
     struct moe_nccl_case c = {m->kind, m->n, all, m->type_bytes, m->is_float};
-    struct draft d = {m, &s, far_of(t, &c, s.nodes), all, out};
+    struct draft d = {m, &s, far_of(t, &c, s.nodes, s.rails), all, out};
     int *order = moe_alloc((size_t)s.n, sizeof *order);
     bool tree = d.far.algorithm == MOE_ALGORITHM_TREE, nvls = d.far.algorithm == MOE_ALGORITHM_NVLSTREE;
     if (nvls) s.rails = s.fewest;
@@ -264,9 +265,8 @@ static double near_bytes(enum moe_algorithm algorithm, int R, int P)
 
 double moe_nodes_s(const struct moe_topo *t, const struct moe_nccl_case *c, int nodes, int per_node)
 {
-    struct moe_nccl_far far = far_of(t, c, nodes);
-    int R = per_node < t->nics_per_node ? per_node : (int)t->nics_per_node;
-    if (nodes == 1) R = 1;
+    int R = nodes == 1 ? 1 : per_node < t->nics_per_node ? per_node : (int)t->nics_per_node;
+    struct moe_nccl_far far = far_of(t, c, nodes, R);
     bool tree = far.algorithm == MOE_ALGORITHM_TREE, nvls = far.algorithm == MOE_ALGORITHM_NVLSTREE;
     double S = (double)c->bytes * far.wire, sent = S * passes(c->kind) * (c->ranks - 1) / c->ranks;
     double far_bytes = nodes == 1 ? 0 : tree || nvls ? fmin(nodes, 4) / 2 * S : sent;

@@ -31,7 +31,7 @@
 
 #include "sim/cost/collective.h"
 
-/* all: nccl-tests' size, > 0; m->n >= 2. Adds to out. Cost: O(n R), of PAT O(n^2) where blocks differ. */
+/* all: nccl-tests' size, > 0; m->n >= 2. Adds to out. Cost: O(n R), of PAT O(n^2). */
 void moe_nodes_plan(const struct moe_topo *t, const struct moe_moved *m, int64_t all, struct moe_plan *out);
 
 /* Seconds on an idle machine of `nodes` nodes of per_node members, equal to the plan but for 1 ps a step. */

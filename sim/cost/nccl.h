@@ -109,7 +109,7 @@ struct moe_nccl_far {
     enum moe_protocol protocol;
     double latency_s, wire, most_Bps;
 };
-/* nics: of a node; nic_Bps: one direction of one; c->ranks: in all. */
+/* nics: of a node, those of its members; nic_Bps: one direction of one; c->ranks: in all. */
 struct moe_nccl_far moe_nccl_far(const struct moe_nccl *p, const struct moe_nccl_case *c, int nodes, int nics,
                                  double nic_Bps);
 /* One direction of a GPU's port while switches add up and multiply (NVLS), bytes/s. */

@@ -105,7 +105,7 @@ static struct must must(const struct moe_topo *t, enum moe_collective kind, int 
         if (one.algorithm == MOE_ALGORITHM_NVLS) out.bytes = (n + 1) * block;
         return out;
     }
-    struct moe_nccl_far far = moe_nccl_far(&t->nccl, &c, N, (int)t->nics_per_node, t->nic_Bps);
+    struct moe_nccl_far far = moe_nccl_far(&t->nccl, &c, N, (int)R, t->nic_Bps);
     bool nvls = far.algorithm == MOE_ALGORITHM_NVLSTREE;
     out.algorithm = far.algorithm;
     out.protocol = far.protocol;
@@ -383,6 +383,30 @@ static void rings_are_as_slow_as_their_nics(void **state)
     assert_int_equal(moe_nccl_far(&t.nccl, &gather, 2, 1, 50e9).algorithm, MOE_ALGORITHM_RING);
 }
 
+/* One member on each of 2 nodes of 8 NICs has one: what runs is what NCCL takes for that, also where it would
+ * take another protocol for 8. */
+static void a_member_has_its_own_nic(void **state)
+{
+    (void)state;
+    struct moe_topo t = machine(44, true);
+    const int rank[2] = {0, 8};
+    int n_other = 0;
+    t.nics_per_node = 8;
+    t.nic_Bps = 5e9;
+    moe_topo_build(&t, 16);
+    for (int64_t bytes = 4096; bytes < 64 << 20; bytes += bytes / 16) {
+        struct moe_plan plan = {0};
+        struct moe_nccl_case c = {MOE_ALLREDUCE, 2, bytes, 4, true};
+        struct moe_nccl_far far = moe_nccl_far(&t.nccl, &c, 2, 1, t.nic_Bps);
+        n_other += moe_nccl_far(&t.nccl, &c, 2, 8, t.nic_Bps).wire != far.wire;
+        moe_collective_plan(&t, &(struct moe_moved){MOE_ALLREDUCE, 2, rank, &bytes, 4, true}, &plan);
+        assert_true(plan.n > 0 && plan.flow[0].wire == far.wire && plan.flow[0].delay_s == far.latency_s);
+        free(plan.flow);
+    }
+    assert_true(n_other > 0);
+    close_machine(&t);
+}
+
 /* Nodes of 8, 5, 1 and 3 members, in two orders: a sum goes up and comes down at all but one, 2 (n - 1) S in
  * all, and as much comes in as goes out. */
 static void trees_of_uneven_nodes(void **state)
@@ -400,8 +424,7 @@ static void trees_of_uneven_nodes(void **state)
         if (i != 0 && i != 8 && i != 13 && i != 14) mixed[at++] = rank[i];
     moe_topo_build(&t, 32);
     struct moe_nccl_case c = {MOE_ALLREDUCE, n, bytes, 4, true};
-    assert_int_equal(moe_nccl_far(&t.nccl, &c, 4, (int)t.nics_per_node, t.nic_Bps).algorithm,
-                     MOE_ALGORITHM_TREE);
+    assert_int_equal(moe_nccl_far(&t.nccl, &c, 4, 1, t.nic_Bps).algorithm, MOE_ALGORITHM_TREE);
     struct moe_plan plan = {0};
     int64_t in[32] = {0}, out[32] = {0}, moved = 0;
     moe_collective_plan(&t, &(struct moe_moved){MOE_ALLREDUCE, n, rank, &bytes, 4, true}, &plan);
@@ -450,6 +473,7 @@ int main(void)
                                        cmocka_unit_test(channels_have_a_most),
                                        cmocka_unit_test(switches_over_nodes),
                                        cmocka_unit_test(rings_are_as_slow_as_their_nics),
+                                       cmocka_unit_test(a_member_has_its_own_nic),
                                        cmocka_unit_test(more_bytes_take_no_less)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
