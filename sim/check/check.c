@@ -13,6 +13,17 @@
 #define X(name, text) text,
 const char *const moe_severity_text[] = {MOE_SEVERITIES(X)};
 #undef X
+#define X(number, text) {number, text},
+const struct moe_check_class moe_check_classes[] = {MOE_CHECK_CLASSES(X)};
+#undef X
+const int moe_check_n_classes = sizeof moe_check_classes / sizeof *moe_check_classes;
+
+static bool is_class(int number)
+{
+    int i = 0;
+    while (i < moe_check_n_classes && moe_check_classes[i].number != number) i++;
+    return i < moe_check_n_classes;
+}
 
 static void free_verdict(struct moe_verdict *v)
 {
@@ -64,6 +75,7 @@ static void add_verdict(struct moe_checker *c, int check_class, enum moe_severit
 {
     char text[512];
     const char *name, *other;
+    moe_assert(is_class(check_class));
     vsnprintf(text, sizeof text, format, args);
     int layer = split_label(op, &name);
     struct moe_verdict *v = NULL;

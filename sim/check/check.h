@@ -2,24 +2,7 @@
  *
  * Runs the schedule without time: every rank issues in host order and stops at a collective until all members
  * of its group are there. Integers are real, gradients are vectors of contributions, other data is written or
- * not. What it proves (class, after the check classes of the bug atlas):
- *   C1 sizes     members of a collective agree on kind, type, reduction and sizes, pair by pair
- *   C2 order     every collective is entered by all members in one order; no rank waits for ever; a size is
- *                known to the host when it is needed
- *   C3 scale     every gradient has the coefficient it should have
- *   C4 reduction every gradient element is the sum over the right ranks of every contribution, once
- *   C5 norms     the norm that gradients are clipped by covers the whole gradient of every parameter of the
- *                right ranks, once
- *   C6 content   nothing is read before it was written, or while another stream may be writing it (in one
- *                schedule that is an error: nothing else orders the two); every output is written, every
- *                input is read
- *   C7 aux loss  the auxiliary loss and its gradient have one coefficient and divisor
- *   C8 capacity  what a capacity rule needs of tokens and capacity holds on every rank; where ranks have
- *                lists of their own, they have one rule
- *   C10 buffers  those of a fixed size hold the tokens of every rank
- *   C14 shapes   kernels fit what they read and write (kernel_shapes.c); backward operations undo the
- *                forward ones; ranks compute the same function of their data
- *   C16 update   where ranks have lists of their own, copies of a parameter are updated alike
+ * not. What it proves: MOE_CHECK_CLASSES.
  * Cost: O(operations * ranks + int64 elements moved). */
 #ifndef MOE_CHECK_H
 #define MOE_CHECK_H
@@ -28,6 +11,23 @@
 #include "sim/schedule.h"
 
 /* clang-format off */
+/* What the absence of a verdict of a class means, with the numbers of the bug atlas (tests/cases/README.md):
+ * those that a schedule and a routing decide. Where ranks have lists of their own, C7, C8 and C14 also say
+ * that all compute the same function of their data. C2: a size is known to the host when it is needed. C6:
+ * nothing else orders two streams of one schedule, so a race is an error; every input is read.
+ *    number, text */
+#define MOE_CHECK_CLASSES(X) \
+   X(1, "sizes: the members of every collective agree on kind, type and sizes, pair by pair") \
+   X(2, "order: every collective is entered by all its members in one order; no rank waits for ever") \
+   X(3, "scale: every gradient has the coefficient that it should have") \
+   X(4, "reduction: every gradient is the sum of every contribution of the right ranks, once") \
+   X(5, "norms: the norm that gradients are clipped by covers every parameter's gradient, once") \
+   X(6, "content: nothing is read before it is written, or while it is; every output is written") \
+   X(7, "auxiliary loss: it and its gradient have one coefficient and divisor") \
+   X(8, "capacity: what the capacity rule needs of tokens and capacity holds on every rank") \
+   X(10, "buffers: those of a fixed size hold the tokens of every rank") \
+   X(14, "shapes: kernels fit what they read and write; each backward operation undoes its forward one") \
+   X(16, "update: all copies of a parameter are updated alike, and all parameters at one rate")
 #define MOE_SEVERITIES(X) X(ERROR, "error") X(POSSIBLE, "possible") X(NOTE, "note")
 /* clang-format on */
 #define X(name, text) MOE_SEVERITY_##name,
@@ -35,12 +35,20 @@ enum moe_severity { MOE_SEVERITIES(X) MOE_SEVERITY_COUNT };
 #undef X
 extern const char *const moe_severity_text[];
 
-/* What a library may do when members disagree on a size: it takes sizes on trust. Source: reports of NCCL and
- * PyTorch; in one, a rank passes and the next collective of the communicator stalls. */
+extern const struct moe_check_class {
+    int number; /* 1: C1 */
+    const char *text;
+} moe_check_classes[];
+extern const int moe_check_n_classes;
+
+/* What a library may do when members disagree on a size: it takes sizes on trust. Source: nccl#1417 (of two
+ * all-reduces, 409600 elements against 32768000 hang, against 409598 add up wrong), pytorch#158016 (an
+ * all-to-all gives other data and no error), founding_cases.md, corrections of case 1 (a rank passes, the
+ * next collective stalls). */
 #define MOE_OUTCOMES "hang", "silent wrong data", "truncated", "desynchronised"
 
 struct moe_verdict {
-    int check_class; /* 1: C1, ... */
+    int check_class; /* number of one of MOE_CHECK_CLASSES */
     enum moe_severity severity;
     bool undefined; /* any of MOE_OUTCOMES may follow */
     int n_ranks;

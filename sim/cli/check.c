@@ -6,23 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What the absence of a verdict of a class means. */
-static const struct {
-    const char *name, *proven;
-} classes[] = {
-    {"C1", "sizes: the members of every collective agree on kind, type and sizes, pair by pair"},
-    {"C2", "order: every collective is entered by all its members in one order; no rank waits for ever"},
-    {"C3", "scale: every gradient has the coefficient that it should have"},
-    {"C4", "reduction: every gradient is the sum of every contribution of the right ranks, once"},
-    {"C5", "norms: the norm that gradients are clipped by covers every parameter's gradient, once"},
-    {"C6", "content: nothing is read before it is written, or while it is; every output is written"},
-    {"C7", "auxiliary loss: it and its gradient have one coefficient and divisor"},
-    {"C8", "capacity: what the capacity rule needs of tokens and capacity holds on every rank"},
-    {"C10", "buffers: those of a fixed size hold the tokens of every rank"},
-    {"C14", "shapes: kernels fit what they read and write; each backward operation undoes its forward one"},
-};
-enum { CLASS_COUNT = sizeof classes / sizeof *classes };
-
 static void print_numbers(const int *number, int n, FILE *out)
 {
     for (int first = 0, last; first < n; first = last + 1) {
@@ -44,6 +27,18 @@ void moe_print_verdict(const struct moe_verdict *v, FILE *out)
     fprintf(out, ")");
 }
 
+void moe_print_classes(void)
+{
+    for (int i = 0; i < moe_check_n_classes; i++)
+        printf("  C%d %s\n", moe_check_classes[i].number, moe_check_classes[i].text);
+}
+
+/* "C1" */
+static json_t *class_json(int number)
+{
+    return json_sprintf("C%d", number);
+}
+
 static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)
 {
     for (int i = 0; i < verdicts->n; i++) {
@@ -55,7 +50,7 @@ static void print_text(const struct moe_verdicts *verdicts, int errors, const st
     else
         printf("no errors: ");
     moe_input_print(in);
-    for (int i = 0; i < CLASS_COUNT && !errors; i++) printf("  %s %s\n", classes[i].name, classes[i].proven);
+    if (!errors) moe_print_classes();
 }
 
 static json_t *outcomes_json(void)
@@ -72,11 +67,9 @@ json_t *moe_verdict_json(const struct moe_verdict *v)
     json_t *ranks = json_array(), *layers = json_array();
     for (int i = 0; i < v->n_ranks; i++) json_array_append_new(ranks, json_integer(v->ranks[i]));
     for (int i = 0; i < v->n_layers; i++) json_array_append_new(layers, json_integer(v->layers[i]));
-    char name[16];
-    snprintf(name, sizeof name, "C%d", v->check_class);
-    json_t *out = json_pack("{s:s, s:s, s:o, s:o, s:[s], s:s}", "class", name, "severity",
-                            moe_severity_text[v->severity], "ranks", ranks, "layers", layers, "ops", v->op,
-                            "text", v->text);
+    json_t *out = json_pack("{s:o, s:s, s:o, s:o, s:[s], s:s}", "class", class_json(v->check_class),
+                            "severity", moe_severity_text[v->severity], "ranks", ranks, "layers", layers,
+                            "ops", v->op, "text", v->text);
     if (v->undefined) json_object_set_new(out, "outcomes", outcomes_json());
     return out;
 }
@@ -85,8 +78,8 @@ static void print_json(const struct moe_verdicts *verdicts, int errors, const st
 {
     json_t *list = json_array(), *proven = json_array();
     for (int i = 0; i < verdicts->n; i++) json_array_append_new(list, moe_verdict_json(&verdicts->item[i]));
-    for (int i = 0; i < CLASS_COUNT && !errors; i++)
-        json_array_append_new(proven, json_string(classes[i].name));
+    for (int i = 0; i < moe_check_n_classes && !errors; i++)
+        json_array_append_new(proven, class_json(moe_check_classes[i].number));
     moe_print_json(json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input",
                              moe_input_json(in), "errors", errors, "verdicts", list, "proven", proven));
 }

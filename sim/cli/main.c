@@ -180,6 +180,9 @@ static void print_command_help(enum command_id id)
         if (o->text) printf(" (%s)", o->text);
         putchar('\n');
     }
+    if (id != CHECK) return;
+    puts("\nWhat no error means:");
+    moe_print_classes();
 }
 
 /* ---- parsing ---- */

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "sim/check/check.h"
 #include "sim/cli/cli.h"
 #include "tests/fixture.h"
 
@@ -117,12 +118,35 @@ static void test_json(void **state)
     free(text);
 }
 
+/* Without an error, every class is listed with what it means; as JSON by name. */
+static void test_proven(void **state)
+{
+    (void)state;
+    int code;
+    char line[256];
+    plan.n = 0;
+    char *text = run(false, &code), *names = run(true, &code);
+    json_t *root = json_loads(names, 0, NULL), *proven = json_object_get(root, "proven");
+    assert_int_equal(code, 0);
+    assert_int_equal(json_array_size(proven), moe_check_n_classes);
+    for (int i = 0; i < moe_check_n_classes; i++) {
+        snprintf(line, sizeof line, "  C%d %s\n", moe_check_classes[i].number, moe_check_classes[i].text);
+        assert_non_null(strstr(text, line));
+        snprintf(line, sizeof line, "C%d", moe_check_classes[i].number);
+        assert_string_equal(json_string_value(json_array_get(proven, (size_t)i)), line);
+    }
+    json_decref(root);
+    free(text);
+    free(names);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_ranges_of_ranks),
         cmocka_unit_test(test_json),
+        cmocka_unit_test(test_proven),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
