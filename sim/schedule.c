@@ -143,9 +143,11 @@ int64_t moe_symbol_reduce(const struct moe_schedule *s, int symbol, int rank, co
     int64_t sum = 0;
     if (y->slice) index += s->comms[y->slice].index_of[rank] * moe_symbol_count(s, symbol, rank);
     if (y->by_row)
-        for (int c = 0; c < y->cols; c++) sum += content[(size_t)index * (size_t)y->cols + (size_t)c];
+        for (int c = 0; c < y->cols; c++)
+            sum = moe_plus(sum, content[(size_t)index * (size_t)y->cols + (size_t)c]);
     else
-        for (int r = 0; r < y->rows; r++) sum += content[(size_t)r * (size_t)y->cols + (size_t)index];
+        for (int r = 0; r < y->rows; r++)
+            sum = moe_plus(sum, content[(size_t)r * (size_t)y->cols + (size_t)index]);
     return sum;
 }
 
@@ -163,10 +165,10 @@ int64_t moe_symbol_initial(const struct moe_schedule *s, struct moe_env env, int
     if (y->scope == MOE_SCOPE_BEFORE) {
         const struct moe_comm *c = &s->comms[y->comm];
         const int *members = c->members + c->first[c->group_of[rank]];
-        for (int i = 0; i < c->index_of[rank]; i++) sum += s->tokens[members[i]];
+        for (int i = 0; i < c->index_of[rank]; i++) sum = moe_plus(sum, s->tokens[members[i]]);
         return sum;
     }
-    for (int r = 0; r < s->n_ranks; r++) sum += s->tokens[r];
+    for (int r = 0; r < s->n_ranks; r++) sum = moe_plus(sum, s->tokens[r]);
     return sum;
 }
 
@@ -183,7 +185,7 @@ static bool has_value(const struct moe_schedule *s, int symbol, int rank, int in
 static int64_t ceil_of(int64_t a, int64_t b, double factor)
 {
     double value = b ? ceil((double)a / (double)b * factor) : 0;
-    return value < 9e18 ? (int64_t)value : MOE_UNKNOWN;
+    return fabs(value) < 9e18 ? (int64_t)value : MOE_UNKNOWN;
 }
 
 /* torch: a quotient of Python numbers, a float64, times a tensor of float32, is a float32 (founding_cases.md
@@ -191,7 +193,7 @@ static int64_t ceil_of(int64_t a, int64_t b, double factor)
 static int64_t ceil_f32_of(int64_t a, int64_t b, double factor)
 {
     float ratio = b ? (float)((double)a / (double)b) : 0, value = ceilf(ratio * (float)factor);
-    return value < 9e18F ? (int64_t)value : MOE_UNKNOWN;
+    return fabsf(value) < 9e18F ? (int64_t)value : MOE_UNKNOWN;
 }
 
 /* int() of Python (founding_cases.md A.2: 0.29 x 100 gives 28). */
@@ -226,21 +228,17 @@ static int64_t sum_of(const struct moe_schedule *s, struct moe_env env, int symb
     bool one = s->symbols[symbol].buffer < 0 && s->symbols[symbol].expr &&
                is_uniform(s, s->symbols[symbol].expr); /* n times the same */
     int64_t sum = 0;
-    for (int i = 0; i < (one && n ? 1 : n); i++) {
-        int64_t value = env.value(env.ctx, symbol, rank, layer, i);
-        if (value == MOE_UNKNOWN) return value;
-        sum += value;
-    }
-    return one ? n * sum : sum;
+    for (int i = 0; i < (one && n ? 1 : n) && sum != MOE_UNKNOWN; i++)
+        sum = moe_plus(sum, env.value(env.ctx, symbol, rank, layer, i));
+    return one ? moe_times(n, sum) : sum;
 }
 
 static inline int64_t combine(const struct moe_expr *e, int64_t a, int64_t b)
 {
-    int64_t sum;
     if (a == MOE_UNKNOWN || b == MOE_UNKNOWN) return MOE_UNKNOWN;
     switch (e->op) {
-    case MOE_EXPR_ADD: return __builtin_add_overflow(a, b, &sum) ? MOE_UNKNOWN : sum;
-    case MOE_EXPR_MUL: return __builtin_mul_overflow(a, b, &sum) ? MOE_UNKNOWN : sum;
+    case MOE_EXPR_ADD: return moe_plus(a, b);
+    case MOE_EXPR_MUL: return moe_times(a, b);
     case MOE_EXPR_MIN: return a < b ? a : b;
     case MOE_EXPR_MAX: return a > b ? a : b;
     case MOE_EXPR_CEIL_F32: return ceil_f32_of(a, b, e->factor);
@@ -265,6 +263,41 @@ int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int
     }
 }
 
+/* Of a symbol: at an index, or (index < 0) the sum of all. */
+static bool symbol_exceeds(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int layer,
+                           int index)
+{
+    const struct moe_symbol_row *row = env.row ? env.row(env.ctx, symbol, rank, layer) : NULL;
+    int expr = s->symbols[symbol].buffer < 0 ? s->symbols[symbol].expr : 0, n;
+    if (row) return index < row->n && (index < 0 ? row->sum : row->value[index]) == MOE_UNKNOWN;
+    if (!expr) return false;
+    if (index >= 0) return moe_eval_exceeds(s, env, expr, rank, layer, index);
+    n = moe_symbol_count(s, symbol, rank);
+    for (int i = 0; i < n; i++) {
+        if (moe_eval_exceeds(s, env, expr, rank, layer, i)) return true;
+        if (moe_eval(s, env, expr, rank, layer, i) == MOE_UNKNOWN) return false;
+    }
+    return sum_of(s, env, symbol, rank, layer) == MOE_UNKNOWN;
+}
+
+bool moe_eval_exceeds(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer,
+                      int index)
+{
+    const struct moe_expr *e = &s->exprs[expr];
+    switch (e->op) {
+    case MOE_EXPR_CONST:
+    case MOE_EXPR_PLACE:
+    case MOE_EXPR_OTHER: return false;
+    case MOE_EXPR_SYM: return symbol_exceeds(s, env, e->a, rank, layer, index);
+    case MOE_EXPR_SUM: return symbol_exceeds(s, env, e->a, rank, layer, -1);
+    default: break;
+    }
+    int64_t a = moe_eval(s, env, e->a, rank, layer, index), b = moe_eval(s, env, e->b, rank, layer, index);
+    if (a != MOE_UNKNOWN && b != MOE_UNKNOWN) return combine(e, a, b) == MOE_UNKNOWN;
+    return moe_eval_exceeds(s, env, e->a, rank, layer, index) ||
+           moe_eval_exceeds(s, env, e->b, rank, layer, index);
+}
+
 bool moe_eval_product(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer,
                       struct moe_product *out)
 {
@@ -282,8 +315,8 @@ bool moe_eval_product(const struct moe_schedule *s, struct moe_env env, int expr
     if (!moe_eval_product(s, env, e->a, rank, layer, &a) ||
         !moe_eval_product(s, env, e->b, rank, layer, &b) || (a.symbol >= 0 && b.symbol >= 0))
         return false;
-    *out = (struct moe_product){a.symbol >= 0 ? a.symbol : b.symbol, a.factor * b.factor};
-    return true;
+    *out = (struct moe_product){a.symbol >= 0 ? a.symbol : b.symbol, moe_times(a.factor, b.factor)};
+    return out->factor != MOE_UNKNOWN && out->factor; /* 0 times what is above 63 bits is not 0 */
 }
 
 static void eval_symbol(const struct moe_schedule *s, struct moe_env env, int symbol, int rank, int layer,
@@ -300,7 +333,7 @@ static void eval_symbol(const struct moe_schedule *s, struct moe_env env, int sy
 static void combine_all(const struct moe_expr *e, int n, int64_t *out, int64_t b)
 {
     if (e->op == MOE_EXPR_MUL && b != MOE_UNKNOWN)
-        for (int i = 0; i < n; i++) out[i] = out[i] == MOE_UNKNOWN ? MOE_UNKNOWN : out[i] * b;
+        for (int i = 0; i < n; i++) out[i] = moe_times(out[i], b);
     else
         for (int i = 0; i < n; i++) out[i] = combine(e, out[i], b);
 }

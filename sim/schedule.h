@@ -342,10 +342,21 @@ int moe_schedule_check(const struct moe_schedule *s);
 /* Where the values of symbols come from: real counts (execute) or a routing (check, simulate).
  * value() returns MOE_UNKNOWN when the content of the buffer is not known to the host. */
 #define MOE_UNKNOWN INT64_MIN
+/* a + b and a * b; MOE_UNKNOWN when either is, or the result is above 63 bits. */
+static inline int64_t moe_plus(int64_t a, int64_t b)
+{
+    int64_t out;
+    return a == MOE_UNKNOWN || b == MOE_UNKNOWN || __builtin_add_overflow(a, b, &out) ? MOE_UNKNOWN : out;
+}
+static inline int64_t moe_times(int64_t a, int64_t b)
+{
+    int64_t out;
+    return a == MOE_UNKNOWN || b == MOE_UNKNOWN || __builtin_mul_overflow(a, b, &out) ? MOE_UNKNOWN : out;
+}
 struct moe_symbol_row { /* all values of a symbol on a rank */
     uint64_t id;        /* changes with them; no two rows have the same */
     int n;
-    int64_t sum, *value; /* value [n] */
+    int64_t sum, *value; /* value [n]; MOE_UNKNOWN: above 63 bits */
 };
 struct moe_env {
     int64_t (*value)(void *ctx, int symbol, int rank, int layer, int index);
@@ -359,12 +370,15 @@ struct moe_env {
  * contagious, and the value of a symbol at an index that it does not have (a peer of a larger group), and
  * that of a sum or product above 63 bits. Cost: O(size of the expression + group size for SUM). */
 int64_t moe_eval(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int index);
+/* Is the value MOE_UNKNOWN only because it, or something that it is made of, is above 63 bits? */
+bool moe_eval_exceeds(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer,
+                      int index);
 /* out[i] = what moe_eval says at index i, for all i < n. Cost: O(n * size of the expression), of which what
  * does not depend on the index is evaluated once. */
 void moe_eval_all(const struct moe_schedule *s, struct moe_env env, int expr, int rank, int layer, int n,
                   int64_t *out);
 /* Is an expression a symbol times what has one value whatever the index (symbol < 0: that value alone)?
- * Result: false when it is neither, or a factor is unknown. */
+ * Result: false when it is neither, or a factor is unknown, or of a symbol is 0. */
 struct moe_product {
     int symbol;
     int64_t factor;

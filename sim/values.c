@@ -16,7 +16,7 @@ struct content {
     int64_t sum;
     int64_t *columns; /* [n_columns] sums over n_rows, for symbols that take a slice of them, or NULL */
     int n_rows, n_columns;
-    int64_t *wide;    /* [n], or NULL where all fit into */
+    int64_t *wide;    /* [n] MOE_UNKNOWN: above 63 bits; or NULL where all fit into */
     int32_t narrow[]; /* [n] */
 };
 
@@ -62,7 +62,8 @@ struct moe_values *moe_values_new(const struct moe_schedule *s, const struct moe
     }
     v->cells = moe_alloc(v->n_cells, sizeof *v->cells);
     v->memos = moe_alloc((size_t)s->n_symbols * (size_t)s->n_ranks, sizeof *v->memos);
-    for (int rank = 0; rank < s->n_ranks; rank++) v->world_tokens += s->tokens[rank];
+    for (int rank = 0; rank < s->n_ranks; rank++)
+        v->world_tokens = moe_plus(v->world_tokens, s->tokens[rank]);
     return v;
 }
 
@@ -83,7 +84,7 @@ static struct content *new_content(struct moe_values *v, const int64_t *x, int n
     bool wide = false;
     for (int i = 0; i < n; i++) wide |= x[i] != (int32_t)x[i];
     struct content *c = empty_content(v, n, wide);
-    for (int i = 0; i < n; i++) c->sum += x[i];
+    for (int i = 0; i < n; i++) c->sum = moe_plus(c->sum, x[i]);
     if (wide) memcpy(c->wide, x, (size_t)n * sizeof *x);
     for (int i = 0; i < n && !wide; i++) c->narrow[i] = (int32_t)x[i];
     return c;
@@ -206,8 +207,7 @@ int64_t moe_values_limit(struct moe_values *v, const struct moe_op *op, int rank
     int64_t T = moe_eval(v->s, env, op->dims[0], rank, layer, 0),
             C = moe_eval(v->s, env, op->dims[3], rank, layer, 0);
     int64_t G = moe_eval(v->s, env, op->dims[4], rank, layer, 0);
-    if (C == MOE_UNKNOWN) return C;
-    return T > G && G > 0 ? C * ((T + G - 1) / G) : C;
+    return T > G && G > 0 ? moe_times(C, (T - 1) / G + 1) : C;
 }
 
 /* What LIMIT keeps of each expert: at most the limit, or exactly that when padded. */
@@ -227,16 +227,27 @@ static struct content *limited_counts(struct moe_values *v, const struct moe_op 
     return with;
 }
 
+/* What is above 63 bits stays so. */
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a == MOE_UNKNOWN || b == MOE_UNKNOWN ? MOE_UNKNOWN : a > b ? a : b;
+}
+
 /* One number: the largest of what LARGEST reads, or what SET is told. */
 static struct content *one_number(struct moe_values *v, const struct moe_op *op, int rank, int layer)
 {
-    int64_t value = MOE_UNKNOWN;
-    if (op->kernel == MOE_K_SET) value = moe_eval(v->s, moe_values_device(v), op->dims[0], rank, layer, 0);
-    const struct content *counts =
-        op->kernel == MOE_K_LARGEST ? read_cell(v, op->reads[0], rank, layer) : NULL;
-    for (int e = 0; counts && e < counts->n; e++)
-        if (element(counts, e) > value) value = element(counts, e);
-    return value == MOE_UNKNOWN ? NULL : new_content(v, &value, 1);
+    struct moe_env env = moe_values_device(v);
+    int64_t value;
+    if (op->kernel == MOE_K_SET) {
+        value = moe_eval(v->s, env, op->dims[0], rank, layer, 0);
+        bool made = value != MOE_UNKNOWN || moe_eval_exceeds(v->s, env, op->dims[0], rank, layer, 0);
+        return made ? new_content(v, &value, 1) : NULL;
+    }
+    const struct content *counts = read_cell(v, op->reads[0], rank, layer);
+    if (!counts || !counts->n) return NULL;
+    value = element(counts, 0);
+    for (int e = 1; e < counts->n; e++) value = larger(value, element(counts, e));
+    return new_content(v, &value, 1);
 }
 
 void moe_values_kernel(struct moe_values *v, const struct moe_op *op, int rank, int layer)
@@ -282,9 +293,9 @@ static void append(struct content *to, int *used, const struct content *from, in
             to->wide[at++] = x;
         else
             to->narrow[at++] = (int32_t)x;
-        sum += x;
+        sum = moe_plus(sum, x);
     }
-    to->sum += sum;
+    to->sum = moe_plus(to->sum, sum);
     *used = at;
 }
 
@@ -370,10 +381,7 @@ static bool allreduce(struct moe_values *v, const struct move *m, struct content
     for (int i = 0; i < m->n; i++)
         for (int64_t e = 0; e < n; e++) {
             int64_t with = element(m->from[i], e);
-            if (adds || i == 0)
-                sum[e] += with;
-            else if (with > sum[e])
-                sum[e] = with;
+            sum[e] = i == 0 ? with : adds ? moe_plus(sum[e], with) : larger(sum[e], with);
         }
     share(m, out, new_content(v, sum, (int)n));
     free(sum);
@@ -437,7 +445,8 @@ static const int64_t *column_sums(struct content *c, int rows, int cols)
     c->n_rows = rows;
     c->n_columns = cols;
     for (int row = 0; row < rows; row++)
-        for (int i = 0; i < cols; i++) c->columns[i] += element(c, (int64_t)row * cols + i);
+        for (int i = 0; i < cols; i++)
+            c->columns[i] = moe_plus(c->columns[i], element(c, (int64_t)row * cols + i));
     return c->columns;
 }
 
@@ -459,7 +468,8 @@ static void reduce_all(const struct moe_schedule *s, int symbol, int rank, struc
     }
     for (int i = 0; i < sums; i++) out[i] = element(c, (int64_t)i * next);
     for (int k = 1; k < terms; k++)
-        for (int i = 0; i < sums; i++) out[i] += element(c, (int64_t)i * next + (int64_t)k * step);
+        for (int i = 0; i < sums; i++)
+            out[i] = moe_plus(out[i], element(c, (int64_t)i * next + (int64_t)k * step));
 }
 
 /* Tokens of the members are the same for all of them: kept for the first. */
@@ -472,8 +482,10 @@ static const struct moe_symbol_row *keep_tokens(struct moe_values *v, int symbol
     if (row->value) return row;
     *row = (struct moe_symbol_row){.id = ++v->serial, .n = moe_symbol_count(v->s, symbol, rank)};
     row->value = moe_alloc((size_t)row->n, sizeof *row->value);
-    for (int i = 0; i < row->n; i++)
-        row->sum += row->value[i] = moe_symbol_initial(v->s, (struct moe_env){0}, symbol, rank, 0, i);
+    for (int i = 0; i < row->n; i++) {
+        row->value[i] = moe_symbol_initial(v->s, (struct moe_env){0}, symbol, rank, 0, i);
+        row->sum = moe_plus(row->sum, row->value[i]);
+    }
     return row;
 }
 
@@ -488,7 +500,7 @@ static const struct moe_symbol_row *keep_row(struct moe_values *v, int symbol, i
     if (!row->value) row->value = moe_alloc((size_t)row->n, sizeof *row->value);
     reduce_all(v->s, symbol, rank, c, row->n, row->value);
     row->sum = 0;
-    for (int i = 0; i < row->n; i++) row->sum += row->value[i];
+    for (int i = 0; i < row->n; i++) row->sum = moe_plus(row->sum, row->value[i]);
     return row;
 }
 

@@ -10,14 +10,20 @@ struct counting {
     struct moe_kept kept;
 };
 
+/* n from 0 on; what is above 63 bits stays the largest number. */
+static void add_rows(int64_t *sum, int64_t n)
+{
+    if (__builtin_add_overflow(*sum, n, sum)) *sum = INT64_MAX;
+}
+
 static void add_kept(struct counting *k, const struct moe_op *op, int rank, int layer)
 {
     const int32_t *counts = moe_routing_counts(k->r, moe_routed_layer(k->s, layer), rank);
     int64_t most = moe_values_limit(k->v, op, rank, layer);
     moe_assert(most != MOE_UNKNOWN);
     for (int e = 0; e < k->r->n_experts; e++) {
-        if (counts[e] > most) k->kept.dropped += counts[e] - most;
-        if (counts[e] < most && op->mode & MOE_LIMIT_PAD) k->kept.padded += most - counts[e];
+        if (counts[e] > most) add_rows(&k->kept.dropped, counts[e] - most);
+        if (counts[e] < most && op->mode & MOE_LIMIT_PAD) add_rows(&k->kept.padded, most - counts[e]);
     }
 }
 

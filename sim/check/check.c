@@ -183,14 +183,30 @@ static bool sizes_known(struct moe_checker *c, int rank, const struct moe_here *
     return !grouped || c->host.value(c->host.ctx, op->group, rank, h->layer, 0) != MOE_UNKNOWN;
 }
 
-/* The host needs the sizes to launch a kernel or to enter a collective. */
-static void check_known(struct moe_checker *c, int rank, const struct moe_here *h)
+/* Are sizes that are not known known to be above 63 bits? */
+static bool sizes_exceed(struct moe_checker *c, int rank, const struct moe_here *h)
 {
-    if (sizes_known(c, rank, h)) return;
+    const struct moe_op *op = h->op;
+    if (op->kind == MOE_COLLECTIVE) return moe_check_exceeds(c, rank, h);
+    for (int i = 0; i < op->n_dims; i++)
+        if (moe_eval_exceeds(c->s, c->host, op->dims[i], rank, h->layer, 0)) return true;
+    return false;
+}
+
+/* The host needs the sizes to launch a kernel or to enter a collective. */
+static bool check_known(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    if (sizes_known(c, rank, h)) return true;
+    if (sizes_exceed(c, rank, h)) {
+        moe_check_verdict(c, 1, rank, moe_check_label(h).text, "its sizes exceed 64 bits");
+        c->refused = true;
+        return false;
+    }
     moe_check_verdict(
         c, 2, rank, moe_check_label(h).text,
         "the host does not know its sizes: no host sync has read the counts, or they say nothing of a peer");
     c->stop = true;
+    return false;
 }
 
 /* Does the framework go on here? */
@@ -199,11 +215,39 @@ static bool check_needs(struct moe_checker *c, int rank, const struct moe_here *
     if (h->op->kind != MOE_KERNEL || !h->op->needs) return true;
     int64_t low = moe_eval(c->s, c->host, h->op->low, rank, h->layer, 0),
             high = moe_eval(c->s, c->host, h->op->high, rank, h->layer, 0);
-    if (low <= high) return true;
-    moe_check_verdict(c, h->op->needs_class ? h->op->needs_class : 8, rank, moe_check_label(h).text,
-                      "%s: %" PRId64 " is above %" PRId64, h->op->needs, low, high);
+    int class = h->op->needs_class ? h->op->needs_class : 8;
+    bool known = low != MOE_UNKNOWN && high != MOE_UNKNOWN;
+    if (known && low <= high) return true;
+    if (known)
+        moe_check_verdict(c, class, rank, moe_check_label(h).text, "%s: %" PRId64 " is above %" PRId64,
+                          h->op->needs, low, high);
+    else if (moe_eval_exceeds(c->s, c->host, low == MOE_UNKNOWN ? h->op->low : h->op->high, rank, h->layer,
+                              0))
+        moe_check_verdict(c, class, rank, moe_check_label(h).text, "%s: one of the two exceeds 64 bits",
+                          h->op->needs);
+    else
+        moe_check_verdict(c, class, rank, moe_check_label(h).text,
+                          "%s: the host does not know one of the two, no host sync has read it",
+                          h->op->needs);
     c->refused = true;
     return false;
+}
+
+/* What a buffer holds is counted in 63 bits. The first that holds more is said, on all ranks: others follow
+ * from the same numbers. */
+static void check_room(struct moe_checker *c)
+{
+    int said = -1;
+    for (int i = 0; i < c->s->n_buffers && said < 0; i++)
+        for (int rank = 0; rank < c->s->n_ranks; rank++) {
+            int layer = c->s->roles[c->s->role_of[rank]].first_layer;
+            if (!moe_holds(c->s, i, moe_slots_each(c->s, i) > 1 ? layer : 0, rank) ||
+                !moe_eval_exceeds(c->s, c->device, c->s->buffers[i].extent, rank, layer, 0))
+                continue;
+            moe_check_verdict(c, 14, rank, c->s->buffers[i].name, "its elements exceed 64 bits");
+            said = i;
+        }
+    c->stop = said >= 0;
 }
 
 /* ---- the run ---- */
@@ -217,8 +261,7 @@ static bool advance(struct moe_checker *c, int rank)
         if (!h.op) break;
         moved = true;
         check_reads(c, rank, &h);
-        check_known(c, rank, &h);
-        if (c->stop || !check_needs(c, rank, &h)) break;
+        if (!check_known(c, rank, &h) || !check_needs(c, rank, &h)) break;
         if (h.op->kind == MOE_COLLECTIVE) {
             c->place[rank].waiting = true;
             break;
@@ -344,6 +387,7 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
                        (size_t)s->buffers[i].slots);
     moe_check_shapes_open(&c);
     run(&c);
+    if (!c.stop) check_room(&c);
     for (int role = 0; role < s->n_roles && !c.stop; role++) {
         moe_check_streams(&c, role);
         moe_check_backward(&c, role);

@@ -11,14 +11,14 @@ static bool as_product(struct moe_checker *c, int rank, int layer, int expr, str
     struct moe_product product;
     if (!moe_eval_product(c->s, c->host, expr, rank, layer, &product)) return false;
     out->factor = product.factor;
-    out->total = out->n * product.factor;
-    if (product.symbol < 0) return true;
+    out->total = moe_times(out->n, product.factor);
+    if (product.symbol < 0) return out->total != MOE_UNKNOWN;
     out->row = c->host.row(c->host.ctx, product.symbol, rank, layer);
     if (!out->row || out->row->n != out->n) return false;
     out->id = out->row->id;
     out->part = out->row->value;
-    out->total = out->row->sum * product.factor;
-    return true;
+    out->total = moe_times(out->row->sum, product.factor);
+    return out->total != MOE_UNKNOWN;
 }
 
 /* Whoever does not count by peer has one number, that at index 0. */
@@ -27,8 +27,7 @@ static bool evaluate(struct moe_checker *c, int rank, const struct moe_here *h, 
 {
     const struct moe_op *op = h->op;
     const struct moe_comm *comm = &c->s->comms[op->comm];
-    bool per_peer = sends ? moe_send_per_peer[op->collective] : moe_recv_per_peer[op->collective],
-         known = true;
+    bool per_peer = sends ? moe_send_per_peer[op->collective] : moe_recv_per_peer[op->collective];
     *out = (struct moe_parts){.own = out->own, .cap = out->cap};
     out->n = per_peer ? moe_group_size(comm, comm->group_of[rank]) : 1;
     if (as_product(c, rank, h->layer, sends ? op->send : op->recv, out)) return true;
@@ -37,17 +36,29 @@ static bool evaluate(struct moe_checker *c, int rank, const struct moe_here *h, 
     out->total = 0;
     out->part = out->own = moe_grow(out->own, &out->cap, out->n, sizeof *out->own);
     moe_eval_all(c->s, c->host, sends ? op->send : op->recv, rank, h->layer, out->n, out->own);
-    for (int i = 0; i < out->n && known; i++) {
-        known = out->own[i] != MOE_UNKNOWN;
-        out->total += known ? out->own[i] : 0;
-    }
-    return known;
+    for (int i = 0; i < out->n; i++) out->total = moe_plus(out->total, out->own[i]);
+    return out->total != MOE_UNKNOWN;
 }
 
 bool moe_check_enter(struct moe_checker *c, int rank, const struct moe_here *h)
 {
     struct moe_place *p = &c->place[rank];
     return evaluate(c, rank, h, true, &p->send) && evaluate(c, rank, h, false, &p->recv);
+}
+
+bool moe_check_exceeds(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    for (int sends = 0; sends < 2; sends++) {
+        struct moe_parts *p = sends ? &c->place[rank].send : &c->place[rank].recv;
+        int expr = sends ? h->op->send : h->op->recv, known = 0;
+        evaluate(c, rank, h, sends, p);
+        for (int i = 0; i < p->n; i++) {
+            if (moe_eval_exceeds(c->s, c->host, expr, rank, h->layer, i)) return true;
+            known += moe_eval(c->s, c->host, expr, rank, h->layer, i) != MOE_UNKNOWN;
+        }
+        if (known == p->n && p->total == MOE_UNKNOWN) return true;
+    }
+    return false;
 }
 
 /* Rows hold until something else is asked of the rank. */
@@ -60,7 +71,7 @@ static void renew(struct moe_checker *c, int rank, const struct moe_here *h)
 
 static int64_t part_of(const struct moe_parts *p, int peer)
 {
-    return p->part ? p->factor * p->part[p->n > 1 ? peer : 0] : p->factor;
+    return p->part ? moe_times(p->factor, p->part[p->n > 1 ? peer : 0]) : p->factor;
 }
 
 bool moe_check_same_group(const struct moe_checker *c, int rank, int a, int b)
@@ -226,7 +237,7 @@ static bool row_says(const struct moe_checker *c, const int *ranks, int n, bool 
         if (p->part == asked) continue;
         asked = p->part;
         for (int i = 0; i < n; i++)
-            if (p->factor * p->part[i] != side(c, ranks[i], !rows_send)->factor) return false;
+            if (moe_times(p->factor, p->part[i]) != side(c, ranks[i], !rows_send)->factor) return false;
     }
     return true;
 }

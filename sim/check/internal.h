@@ -84,6 +84,8 @@ void moe_check_collective(struct moe_checker *c, const struct moe_here *h, int c
 /* Evaluates what a rank that comes to a collective sends and receives, into its place. Result: false when its
  * host does not know it. */
 bool moe_check_enter(struct moe_checker *c, int rank, const struct moe_here *h);
+/* Where it does not: is that because a size, or all of them together, are above 63 bits? */
+bool moe_check_exceeds(struct moe_checker *c, int rank, const struct moe_here *h);
 
 /* A kernel runs on a rank; a collective completes on ranks [n], where they stand at h [n]. */
 void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h);

@@ -76,25 +76,30 @@ static uint64_t sign_extent(const struct moe_checker *c, const struct moe_op *op
     return n;
 }
 
-/* Elements that the kernel takes of an operand; MOE_UNKNOWN where another verdict says why. */
+/* Elements that the kernel takes of an operand. MOE_UNKNOWN: *exceeds says that this is above 63 bits; else
+ * another verdict says why. */
 static int64_t extent_of(const struct moe_checker *c, int rank, const struct moe_here *h,
-                         const struct moe_operand *o)
+                         const struct moe_operand *o, bool *exceeds)
 {
     const struct moe_op *op = h->op;
-    int64_t n = o->times, rows = 0;
+    int64_t n = o->times, rows = 1;
+    *exceeds = false;
     for (int i = 0; i < o->n_dims; i++) {
         int64_t dim = moe_eval(c->s, c->device, op->dims[o->dims[i]], rank, h->layer, 0);
         if (dim == MOE_UNKNOWN) return dim;
-        n *= dim;
+        n = moe_times(n, dim);
     }
+    if (o->by_rows) rows = 0;
     for (int g = 0; o->by_rows && g < moe_symbol_count(c->s, op->group, rank); g++) {
         int64_t of_group = c->device.value(c->device.ctx, op->group, rank, h->layer, g);
         if (of_group == MOE_UNKNOWN) return of_group;
-        rows += of_group;
+        rows = moe_plus(rows, of_group);
     }
     if (o->by_total) rows = moe_values_total(c->values, op->reads[1], rank, h->layer);
-    if (rows == MOE_UNKNOWN) return rows;
-    return o->by_rows || o->by_total ? n * rows : n;
+    if (o->by_total && rows == MOE_UNKNOWN) return rows;
+    n = moe_times(n, rows);
+    *exceeds = n == MOE_UNKNOWN;
+    return n;
 }
 
 /* "x [TH], T = 6, H = 8" */
@@ -119,7 +124,13 @@ static int64_t room_of(const struct moe_checker *c, int rank, struct moe_ref ref
 static bool check_extent(struct moe_checker *c, int rank, const struct moe_here *h,
                          const struct moe_operand *o, struct moe_ref ref, bool reads)
 {
-    int64_t takes = extent_of(c, rank, h, o), room = room_of(c, rank, ref, h->layer);
+    bool exceeds;
+    int64_t takes = extent_of(c, rank, h, o, &exceeds), room = room_of(c, rank, ref, h->layer);
+    if (exceeds) {
+        moe_check_verdict(c, 14, rank, moe_check_label(h).text, "%s elements of %s that exceed 64 bits",
+                          reads ? "reads" : "writes", c->s->buffers[ref.buffer].name);
+        return false;
+    }
     if (takes == MOE_UNKNOWN || room == MOE_UNKNOWN || takes == room) return true;
     if (reads && c->roomy[ref.buffer] && takes >= 0 && takes < room) return true;
     char text[128];

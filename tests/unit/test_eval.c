@@ -53,7 +53,8 @@ static struct moe_schedule schedule = {.n_ranks = RANKS,
 
 struct world {
     uint64_t round;
-    bool rows; /* some symbols come as rows */
+    bool rows;  /* some symbols come as rows */
+    bool known; /* all have values: what is unknown is above 63 bits */
     struct moe_symbol_row row;
     int64_t value[12];
 };
@@ -64,7 +65,7 @@ static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
     struct moe_env env = {value, w};
     if (symbols[symbol].buffer < 0) return moe_symbol_initial(&schedule, env, symbol, rank, layer, index);
     uint64_t key = moe_hash64(w->round * 64 + (uint64_t)(symbol * RANKS + rank) * 4 + (uint64_t)layer);
-    if (key % 7 == 0) return MOE_UNKNOWN; /* nobody wrote the buffer */
+    if (key % 7 == 0 && !w->known) return MOE_UNKNOWN; /* nobody wrote the buffer */
     return (int64_t)(moe_hash64(key + (uint64_t)index) % 11);
 }
 
@@ -76,7 +77,7 @@ static const struct moe_symbol_row *row(void *ctx, int symbol, int rank, int lay
     for (int i = 0; i < w->row.n; i++) {
         w->value[i] = value(ctx, symbol, rank, layer, i);
         if (w->value[i] == MOE_UNKNOWN) return NULL;
-        w->row.sum += w->value[i];
+        w->row.sum = moe_plus(w->row.sum, w->value[i]);
     }
     return &w->row;
 }
@@ -84,6 +85,14 @@ static const struct moe_symbol_row *row(void *ctx, int symbol, int rank, int lay
 static int draw(uint64_t round, int place, int n)
 {
     return (int)(moe_uniform(round, 3, (uint64_t)place) * n);
+}
+
+/* Small, but for one in 4. */
+static int64_t constant(uint64_t round, int i)
+{
+    if (draw(round, 5000 + i, 4)) return draw(round, 4 * i + 3, 9) - 2;
+    int64_t large = (int64_t)(moe_hash64(round + (uint64_t)i) >> (1 + draw(round, 6000 + i, 30)));
+    return draw(round, 7000 + i, 2) ? large : -large;
 }
 
 /* Expressions name earlier ones and any symbol; symbols that are expressions come after those they name. */
@@ -96,13 +105,24 @@ static void make_exprs(uint64_t round)
         exprs[i] = (struct moe_expr){.op = (enum moe_expr_op)op,
                                      .a = draw(round, 4 * i + 1, n),
                                      .b = leaf ? 0 : draw(round, 4 * i + 2, i),
-                                     .value = draw(round, 4 * i + 3, 9) - 2,
+                                     .value = constant(round, i),
                                      .factor = 0.5 * draw(round, 4 * i + 3, 5)};
         if (i < N_EXPRS / 2) continue;
         symbols[N_SYMBOLS - 2].expr = 1 + draw(round, 1000, N_EXPRS / 2 - 1);
         symbols[N_SYMBOLS - 1].expr = 1 + draw(round, 1001, N_EXPRS / 2 - 1);
     }
 }
+
+/* At index 0 every symbol has a value; in a sum over indices of one that is an expression, some have not. */
+static bool has_all(int expr)
+{
+    const struct moe_expr *e = &exprs[expr];
+    if (e->op < MOE_EXPR_SYM) return true;
+    if (e->op == MOE_EXPR_SYM) return !symbols[e->a].expr || has_all(symbols[e->a].expr);
+    return e->op == MOE_EXPR_SUM ? !symbols[e->a].expr : has_all(e->a) && has_all(e->b);
+}
+
+static int n_exceeding; /* seen */
 
 /* Result: 1 when the expression is a product of a symbol. */
 static int compare(struct world *w, int expr, int rank, int layer, int n)
@@ -124,8 +144,17 @@ static int compare(struct world *w, int expr, int rank, int layer, int n)
             p.symbol >= 0 && (symbols[p.symbol].buffer >= 0 || symbols[p.symbol].scope == MOE_SCOPE_PEER);
         bool there = !ends || i < moe_symbol_count(&schedule, p.symbol, rank);
         int64_t base = p.symbol < 0 ? 1 : there ? value(w, p.symbol, rank, layer, i) : MOE_UNKNOWN;
-        assert_int_equal(base == MOE_UNKNOWN ? base : base * p.factor, want);
+        assert_int_equal(moe_times(base, p.factor), want);
     }
+    w->known = true;
+    bool exceeds = moe_eval_exceeds(&schedule, all, expr, rank, layer, 0);
+    if (has_all(expr)) {
+        assert_int_equal(exceeds, moe_eval(&schedule, all, expr, rank, layer, 0) == MOE_UNKNOWN);
+        n_exceeding += exceeds;
+    }
+    w->known = false;
+    if (moe_eval_exceeds(&schedule, all, expr, rank, layer, 0))
+        assert_true(moe_eval(&schedule, all, expr, rank, layer, 0) == MOE_UNKNOWN);
     return product && p.symbol >= 0;
 }
 
@@ -144,10 +173,32 @@ static void test_all_at_once(void **state)
                 compare(&w, i, draw(w.round, 2000 + i, RANKS), i % LAYERS, draw(w.round, 3000 + i, MOST + 1));
     }
     assert_true(products > ROUNDS); /* they are not only numbers */
+    assert_true(n_exceeding > 100);
+}
+
+/* 0 times what is above 63 bits is not 0, however it is asked for. */
+static void test_zero_times_too_much(void **state)
+{
+    (void)state;
+    struct world w = {.known = true};
+    struct moe_env all = {value, &w, row};
+    struct moe_product p;
+    int64_t out[2];
+    exprs[0] = (struct moe_expr){.op = MOE_EXPR_SYM, .a = 5}; /* tokens of a peer: above 1 */
+    exprs[1] = (struct moe_expr){.op = MOE_EXPR_CONST, .value = INT64_MAX};
+    exprs[2] = (struct moe_expr){.op = MOE_EXPR_CONST, .value = 0};
+    exprs[3] = (struct moe_expr){.op = MOE_EXPR_MUL, .a = 0, .b = 1};
+    exprs[4] = (struct moe_expr){.op = MOE_EXPR_MUL, .a = 3, .b = 2};
+    assert_true(moe_eval(&schedule, all, 4, 0, 0, 0) == MOE_UNKNOWN);
+    assert_true(moe_eval_exceeds(&schedule, all, 4, 0, 0, 0));
+    assert_false(moe_eval_product(&schedule, all, 4, 0, 0, &p));
+    moe_eval_all(&schedule, all, 4, 0, 0, 2, out);
+    assert_true(out[0] == MOE_UNKNOWN && out[1] == MOE_UNKNOWN);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_at_once)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_at_once),
+                                       cmocka_unit_test(test_zero_times_too_much)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
