@@ -114,10 +114,7 @@ static void drop(struct content *c)
 void moe_values_free(struct moe_values *v)
 {
     if (!v) return;
-    for (int i = 0; i < v->n_peers; i++) {
-        free(v->peers[i].is_known);
-        free(v->peers[i].tokens);
-    }
+    for (int i = 0; i < v->n_peers; i++) free(v->peers[i].is_known), free(v->peers[i].tokens);
     free(v->peers);
     for (size_t i = 0; i < v->n_cells; i++) drop(v->cells[i].content);
     for (size_t i = 0; i < (size_t)v->s->n_symbols * (size_t)v->s->n_ranks; i++) free(v->memos[i].row.value);
@@ -183,6 +180,7 @@ const int32_t *moe_values_peers(struct moe_values *v, int rank, int layer, int P
     if (!v->r || v->r->n_experts % P || v->r->n_ranks % P) return NULL;
     layer = moe_routed_layer(v->s, layer);
     moe_assert(layer < v->r->n_layers && rank < v->r->n_ranks);
+    if (P == v->r->n_experts) return moe_routing_counts(v->r, layer, rank);
     struct peers *peers = peers_of(v, P);
     size_t at = (size_t)layer * (size_t)v->r->n_ranks + (size_t)rank;
     int32_t *tokens = peers->tokens + at * (size_t)P;
@@ -197,8 +195,7 @@ static struct content *routed_peers(struct moe_values *v, const struct moe_op *o
     int P = (int)moe_eval(v->s, moe_values_device(v), op->dims[3], rank, layer, 0);
     const int32_t *peers = moe_values_peers(v, rank, layer, P);
     moe_assert(peers);
-    struct content *with = content_of(v, peers, P);
-    return with;
+    return content_of(v, peers, P);
 }
 
 int64_t moe_values_limit(struct moe_values *v, const struct moe_op *op, int rank, int layer)
@@ -350,6 +347,37 @@ static void receive(struct moe_values *v, const struct move *m, struct sends *se
         }
 }
 
+/* How many elements every member sends to every other, where that is one number and all are narrow; else
+ * -1. */
+static int64_t even(const struct move *m, const struct sends *sends)
+{
+    for (int i = 0; i < m->n; i++)
+        if (sends[i].count || sends[i].each != sends[0].each || m->from[i]->wide) return -1;
+    return sends[0].each;
+}
+
+enum { TILE = 64 }; /* receivers at a time, each with a line of cache that is written to */
+
+/* receive() of all, where they are even. */
+static void transpose(struct moe_values *v, const struct move *m, int64_t each, struct content **out)
+{
+    moe_assert(each * m->n <= INT32_MAX);
+    int n = (int)each;
+    for (int first = 0; first < m->n; first += TILE) {
+        int32_t *to[TILE];
+        int tile = m->n - first < TILE ? m->n - first : TILE;
+        for (int k = 0; k < tile; k++) to[k] = (out[first + k] = empty_content(v, n * m->n, false))->narrow;
+        for (int i = 0; i < m->n; i++) {
+            const int32_t *from = m->from[i]->narrow + first * n;
+            for (int k = 0; k < tile && n == 1; k++) to[k][i] = from[k];
+            for (int k = 0; k < tile && n > 1; k++)
+                memcpy(to[k] + i * n, from + k * n, (size_t)n * sizeof *from);
+        }
+        for (int k = 0; k < tile; k++)
+            for (int i = 0; i < n * m->n; i++) out[first + k]->sum += to[k][i];
+    }
+}
+
 static bool alltoall(struct moe_values *v, const struct move *m, struct content **out)
 {
     struct sends *sends = moe_alloc((size_t)m->n, sizeof *sends);
@@ -358,7 +386,9 @@ static bool alltoall(struct moe_values *v, const struct move *m, struct content 
         known = plan_sends(v, m, i, &sends[i]);
         wide |= known && m->from[i]->wide;
     }
-    for (int peer = 0; peer < m->n && known; peer += BLOCK) receive(v, m, sends, peer, wide, out);
+    int64_t each = known ? even(m, sends) : -1;
+    if (each >= 0) transpose(v, m, each, out);
+    for (int peer = 0; peer < m->n && known && each < 0; peer += BLOCK) receive(v, m, sends, peer, wide, out);
     for (int i = 0; i < m->n; i++) free(sends[i].count);
     free(sends);
     return known;
@@ -468,8 +498,10 @@ static void reduce_all(const struct moe_schedule *s, int symbol, int rank, struc
     }
     for (int i = 0; i < sums; i++) out[i] = element(c, (int64_t)i * next);
     for (int k = 1; k < terms; k++)
-        for (int i = 0; i < sums; i++)
-            out[i] = moe_plus(out[i], element(c, (int64_t)i * next + (int64_t)k * step));
+        for (int i = 0; i < sums; i++) {
+            int64_t at = (int64_t)i * next + (int64_t)k * step;
+            out[i] = c->wide ? moe_plus(out[i], c->wide[at]) : out[i] + c->narrow[at]; /* these fit */
+        }
 }
 
 /* Tokens of the members are the same for all of them: kept for the first. */
@@ -500,7 +532,8 @@ static const struct moe_symbol_row *keep_row(struct moe_values *v, int symbol, i
     if (!row->value) row->value = moe_alloc((size_t)row->n, sizeof *row->value);
     reduce_all(v->s, symbol, rank, c, row->n, row->value);
     row->sum = 0;
-    for (int i = 0; i < row->n; i++) row->sum = moe_plus(row->sum, row->value[i]);
+    for (int i = 0; i < row->n; i++)
+        row->sum = c->wide ? moe_plus(row->sum, row->value[i]) : row->sum + row->value[i];
     return row;
 }
 

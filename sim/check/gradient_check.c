@@ -187,7 +187,10 @@ static void track_write(struct moe_checker *c, int rank, const struct moe_here *
 void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h)
 {
     const struct moe_op *op = h->op;
-    for (int i = 0; i < c->s->n_params; i++) {
+    bool judges = op->kernel == MOE_K_SQNORM || op->kernel == MOE_K_CLIP;
+    for (int i = 0; i < op->n_writes; i++)
+        judges |= c->s->buffers[op->writes[i].buffer].role == MOE_BUF_PARAM;
+    for (int i = 0; i < c->s->n_params && judges; i++) {
         const struct moe_param *p = &c->s->params[i];
         for (int w = 0; w < op->n_writes && p->buffer >= 0; w++)
             if (op->writes[w].buffer == p->buffer)
