@@ -76,14 +76,6 @@ void moe_copy_name(char out[MOE_NAME], const char *name)
     snprintf(out, MOE_NAME, "%s", name);
 }
 
-uint64_t moe_hash64(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
 uint64_t moe_hash_name(const char *name)
 {
     uint64_t h = 0xcbf29ce484222325u;
@@ -94,11 +86,6 @@ uint64_t moe_hash_name(const char *name)
 uint64_t moe_stream(uint64_t seed, uint64_t stream)
 {
     return moe_hash64(moe_hash64(seed) ^ stream);
-}
-
-double moe_uniform_at(uint64_t begun, uint64_t index)
-{
-    return (double)(moe_hash64(begun + index) >> 11) * 0x1p-53;
 }
 
 double moe_uniform(uint64_t seed, uint64_t stream, uint64_t index)

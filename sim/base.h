@@ -65,12 +65,21 @@ void moe_copy_name(char out[MOE_NAME], const char *name); /* cuts at MOE_NAME - 
 
 /* A fixed-seed generator that is a function of its arguments, so that the value of element i does not depend
  * on how a tensor is split over ranks. Source: splitmix64 finaliser (Steele, Lea, Flood, OOPSLA 2014). */
-uint64_t moe_hash64(uint64_t x);
+static inline uint64_t moe_hash64(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
 uint64_t moe_hash_name(const char *name);                           /* FNV-1a, 64 bit */
 double moe_uniform(uint64_t seed, uint64_t stream, uint64_t index); /* in [0, 1) */
 /* The same in two steps, for many values of a stream: moe_uniform_at(moe_stream(seed, stream), index). */
 uint64_t moe_stream(uint64_t seed, uint64_t stream);
-double moe_uniform_at(uint64_t begun, uint64_t index);
+static inline double moe_uniform_at(uint64_t begun, uint64_t index)
+{
+    return (double)(moe_hash64(begun + index) >> 11) * 0x1p-53;
+}
 
 /* clang-format off */
 /*        unit       accepted suffixes are listed in base.c; the value is stored in this unit */

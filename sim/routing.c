@@ -116,20 +116,23 @@ static int draw(const double *weight, const bool *taken, int n_experts, double u
 /* What the tokens of a layer are drawn with. */
 struct draws {
     int layer;
-    double *weight, *cumulative; /* [E] */
-    int32_t *guide;              /* [BUCKETS] where to start looking for a number of this bucket */
-    bool *taken;                 /* [E] */
-    int32_t *chosen;             /* [PART, K] tokens counted at a time */
+    double *weight;  /* [E] */
+    double total;    /* of the weights */
+    double *bound;   /* [E] of this expert's numbers: the sum of weights up to it; infinite for the last */
+    int32_t *guide;  /* [BUCKETS] where to start looking for a number of this bucket */
+    bool *taken;     /* [E] */
+    int32_t *chosen; /* [PART, K] tokens counted at a time */
 };
 
 enum { BUCKETS = 1 << 11 }; /* equal parts of [0, 1): a power of two, so that a number times it is exact */
 
 /* The expert is the first whose cumulative weight is above a number in [0, their sum), or the last. */
-static inline int find(const struct draws *d, int n_experts, double uniform)
+static inline int find(const struct draws *d, double uniform)
 {
-    double u = uniform * d->cumulative[n_experts - 1];
+    double u = uniform * d->total;
     int e = d->guide[(int)(uniform * BUCKETS)];
-    while (e < n_experts - 1 && d->cumulative[e] <= u) e++;
+    e += d->bound[e] <= u; /* as often as not, which no branch can guess */
+    while (d->bound[e] <= u) e++;
     return e;
 }
 
@@ -140,7 +143,7 @@ static int draw_quickly(const struct draws *d, int n_experts, uint64_t stream, u
 {
     enum { TRIES = 15 };
     for (uint64_t i = 0; i < TRIES; i++) {
-        int e = find(d, n_experts, moe_uniform_at(stream, index * (TRIES + 1) + i));
+        int e = find(d, moe_uniform_at(stream, index * (TRIES + 1) + i));
         if (!d->taken[e]) return e;
     }
     return draw(d->weight, d->taken, n_experts, moe_uniform_at(stream, index * (TRIES + 1) + TRIES));
@@ -152,7 +155,7 @@ static struct draws new_draws(const struct moe_routing *r)
 {
     size_t E = (size_t)r->n_experts;
     return (struct draws){.weight = moe_alloc(E, sizeof(double)),
-                          .cumulative = moe_alloc(E, sizeof(double)),
+                          .bound = moe_alloc(E, sizeof(double)),
                           .guide = moe_alloc(BUCKETS, sizeof(int32_t)),
                           .taken = moe_alloc(E, sizeof(bool)),
                           .chosen = moe_alloc(PART * (size_t)r->top_k, sizeof(int32_t))};
@@ -161,7 +164,7 @@ static struct draws new_draws(const struct moe_routing *r)
 static void free_draws(struct draws *d)
 {
     free(d->weight);
-    free(d->cumulative);
+    free(d->bound);
     free(d->guide);
     free(d->taken);
     free(d->chosen);
@@ -171,12 +174,14 @@ static void set_layer(const struct moe_routing *r, struct draws *d, int layer)
 {
     d->layer = layer;
     shuffle_weights(d->weight, r->n_experts, r->skew, r->seed, layer);
-    for (int e = 0; e < r->n_experts; e++) d->cumulative[e] = d->weight[e] + (e ? d->cumulative[e - 1] : 0);
+    d->total = 0;
+    for (int e = 0; e < r->n_experts; e++) d->bound[e] = d->total += d->weight[e];
+    d->bound[r->n_experts - 1] = INFINITY;
     /* Rounding keeps order: no number of a bucket is below its first one, nor its expert
      * before that one's. */
     for (int b = 0, e = 0; b < BUCKETS; b++) {
-        double first = (double)b / BUCKETS * d->cumulative[r->n_experts - 1];
-        while (e < r->n_experts - 1 && d->cumulative[e] <= first) e++;
+        double first = (double)b / BUCKETS * d->total;
+        while (d->bound[e] <= first) e++;
         d->guide[b] = e;
     }
 }

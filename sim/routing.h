@@ -21,7 +21,7 @@ struct moe_routing {
  *   tokens  [R]     local tokens
  *   skew            0: uniform; 1: Zipf
  * Result: sum over e of counts[l, r, e] = tokens[r] * K; a function of the arguments alone.
- * Cost: O(L * R * T * K), some 10 ns each, with a factor E where one expert has nearly all the weight. */
+ * Cost: O(L * R * T * K), 4 to 8 ns each, with a factor E where one expert has nearly all the weight. */
 struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_experts, int top_k,
                                          const int64_t *tokens, double skew, uint64_t seed);
 struct moe_routing *moe_routing_new(int n_layers, int n_ranks, int n_experts, int top_k);
