@@ -47,7 +47,7 @@ static void say(struct moe_checker *c, int role, const struct moe_here *h, int s
     for (int r = 0; r < s->n_ranks; r++)
         if (s->role_of[r] == role && moe_group_size(comm, comm->group_of[r]) > 1)
             moe_check_possible(
-                c, 1, r, moe_check_label(h).text,
+                c, 1, r, moe_check_label(h),
                 "its sizes follow from %s, which each rank of communicator %s counts for itself: "
                 "that they agree is by chance of this routing",
                 s->buffers[s->symbols[symbol].buffer].name, comm->name);

@@ -140,7 +140,7 @@ static void compare(struct moe_checker *c, int role, int like, const struct made
         for (int r = 0; r < c->s->n_ranks; r++)
             if (c->s->role_of[r] == role)
                 moe_check_verdict(
-                    c, class_of(a[i].h.op), r, moe_check_label(&a[i].h).text,
+                    c, class_of(a[i].h.op), r, moe_check_label(&a[i].h),
                     "computes another function than on rank %d, where the same parameters are trained",
                     first_of(c->s, like));
         return;

@@ -21,7 +21,7 @@ static void say(const struct pair *p, int check_class, const char *what, const c
     const struct moe_schedule *s = p->c->s;
     for (int r = 0; r < s->n_ranks; r++)
         if (s->role_of[r] == p->role)
-            moe_check_verdict(p->c, check_class, r, moe_check_label(&p->h).text,
+            moe_check_verdict(p->c, check_class, r, moe_check_label(&p->h),
                               "%s%s%s, unlike '%s' that it undoes", what, *name ? " " : "", name, p->f->name);
 }
 

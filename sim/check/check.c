@@ -30,6 +30,7 @@ static void free_verdict(struct moe_verdict *v)
     free(v->ranks);
     free(v->layers);
     free(v->text);
+    free(v->cause);
 }
 
 void moe_verdicts_free(struct moe_verdicts *v)
@@ -42,75 +43,69 @@ void moe_verdicts_free(struct moe_verdicts *v)
 /* Keeps the list ascending, each number once. */
 static void insert(int number, int *n, int **list)
 {
-    int i = *n;
-    while (i > 0 && (*list)[i - 1] > number) i--;
-    if (i > 0 && (*list)[i - 1] == number) return;
+    int from = 0, to = *n; /* where it belongs */
+    while (from < to) {
+        int middle = from + (to - from) / 2;
+        if ((*list)[middle] < number)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    if (from < *n && (*list)[from] == number) return;
     *list = realloc(*list, ((size_t)*n + 1) * sizeof **list);
     moe_assert(*list);
-    memmove(*list + i + 1, *list + i, (size_t)(*n - i) * sizeof **list);
-    (*list)[i] = number;
+    memmove(*list + from + 1, *list + from, (size_t)(*n - from) * sizeof **list);
+    (*list)[from] = number;
     ++*n;
 }
 
-/* "layer 3 update w1" is layer 3 and "update w1", whatever micro-batch is named before. */
-static int split_label(const char *label, const char **rest)
+/* Length of a text without the rank that it names as an example. */
+static int without_example(const char *text)
 {
-    int micro, layer = -1, used = 0;
-    if (sscanf(label, "micro-batch %d %n", &micro, &used) == 1) label += used;
-    used = 0;
-    *rest = sscanf(label, "layer %d %n", &layer, &used) == 1 && used ? label + used : label;
-    return *rest == label ? -1 : layer;
+    const char *example = strstr(text, ", one of rank");
+    if (!example) example = strstr(text, ", so on rank");
+    return (int)(example ? (size_t)(example - text) : strlen(text));
 }
 
-/* Do two texts say the same, whichever rank they name as an example? */
-static bool same_cause(const char *a, const char *b)
+static struct moe_verdict *add_verdict(struct moe_checker *c, int check_class, enum moe_severity severity,
+                                       int rank, struct moe_label at, const char *format, va_list args)
 {
-    const char *end_a = strstr(a, ", one of rank"), *end_b = strstr(b, ", one of rank");
-    size_t length = end_a ? (size_t)(end_a - a) : strlen(a);
-    return length == (end_b ? (size_t)(end_b - b) : strlen(b)) && !strncmp(a, b, length);
-}
-
-static void add_verdict(struct moe_checker *c, int check_class, enum moe_severity severity, int rank,
-                        const char *op, const char *format, va_list args)
-{
-    char text[512];
-    const char *name, *other;
+    char text[512], cause[512 + sizeof at.key + 16];
     moe_assert(is_class(check_class));
     vsnprintf(text, sizeof text, format, args);
-    int layer = split_label(op, &name);
-    struct moe_verdict *v = NULL;
-    for (int i = 0; i < c->out->n && !v; i++) {
-        split_label(c->out->item[i].op, &other);
-        if (c->out->item[i].check_class == check_class && !strcmp(other, name) &&
-            same_cause(c->out->item[i].text, text))
-            v = &c->out->item[i];
+    snprintf(cause, sizeof cause, "%d %s: %.*s", check_class, at.key, without_example(text), text);
+    int i = 0;
+    while (i < c->out->n && strcmp(c->out->item[i].cause, cause) != 0) i++;
+    if (i == c->out->n) {
+        c->out->item = moe_grow(c->out->item, &c->out->cap, ++c->out->n, sizeof *c->out->item);
+        c->out->item[i] = (struct moe_verdict){
+            .check_class = check_class, .severity = severity, .text = strdup(text), .cause = strdup(cause)};
+        snprintf(c->out->item[i].op, sizeof c->out->item[i].op, "%s", at.text);
     }
-    if (!v) {
-        c->out->item = moe_grow(c->out->item, &c->out->cap, c->out->n + 1, sizeof *c->out->item);
-        v = &c->out->item[c->out->n++];
-        *v = (struct moe_verdict){.check_class = check_class, .severity = severity, .text = strdup(text)};
-        snprintf(v->op, sizeof v->op, "%s", op);
-    }
+    struct moe_verdict *v = &c->out->item[i];
     insert(rank, &v->n_ranks, &v->ranks);
-    if (layer >= 0) insert(layer, &v->n_layers, &v->layers);
+    if (at.layer >= 0) insert(at.layer, &v->n_layers, &v->layers);
+    return v;
 }
 
-void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
-                       ...)
+struct moe_verdict *moe_check_verdict(struct moe_checker *c, int check_class, int rank, struct moe_label at,
+                                      const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    add_verdict(c, check_class, MOE_SEVERITY_ERROR, rank, op, format, args);
+    struct moe_verdict *v = add_verdict(c, check_class, MOE_SEVERITY_ERROR, rank, at, format, args);
     va_end(args);
+    return v;
 }
 
-void moe_check_possible(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
-                        ...)
+struct moe_verdict *moe_check_possible(struct moe_checker *c, int check_class, int rank, struct moe_label at,
+                                       const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    add_verdict(c, check_class, MOE_SEVERITY_POSSIBLE, rank, op, format, args);
+    struct moe_verdict *v = add_verdict(c, check_class, MOE_SEVERITY_POSSIBLE, rank, at, format, args);
     va_end(args);
+    return v;
 }
 
 /* ---- where a rank is ---- */
@@ -134,8 +129,24 @@ static struct moe_here here_of(const struct moe_checker *c, int rank)
 
 struct moe_label moe_check_label(const struct moe_here *h)
 {
-    struct moe_label label = {"the end of its step"};
-    if (h->op) moe_op_label(h->block, h->op, h->layer, label.text);
+    if (!h->op) return moe_check_named("the end of its step", -1);
+    const struct moe_block *b = h->block;
+    struct moe_label label = {.layer = !b->per_layer ? -1 : b->stride ? h->layer % b->stride : h->layer};
+    moe_op_label(b, h->op, h->layer, label.text);
+    int length =
+        snprintf(label.key, sizeof label.key, "%.20s %s %s", b->name, moe_pass_text[b->pass], h->op->name);
+    moe_assert(length > 0); /* what does not fit is cut */
+    return label;
+}
+
+struct moe_label moe_check_named(const char *name, int layer)
+{
+    struct moe_label label = {.layer = layer};
+    snprintf(label.key, sizeof label.key, "%s", name);
+    if (layer < 0)
+        snprintf(label.text, sizeof label.text, "%s", name);
+    else
+        snprintf(label.text, sizeof label.text, "layer %d %.40s", layer, name);
     return label;
 }
 
@@ -162,7 +173,7 @@ static void check_reads(struct moe_checker *c, int rank, const struct moe_here *
         bool write = i >= h->op->n_reads;
         struct moe_ref ref = write ? h->op->writes[i - h->op->n_reads] : h->op->reads[i];
         if ((write && !ref.accumulate) || c->written[moe_check_slot(c, rank, ref, h->layer)]) continue;
-        moe_check_verdict(c, 6, rank, moe_check_label(h).text, "%s %s, which nothing wrote before",
+        moe_check_verdict(c, 6, rank, moe_check_label(h), "%s %s, which nothing wrote before",
                           write ? "adds to" : "reads", c->s->buffers[ref.buffer].name);
     }
 }
@@ -198,12 +209,12 @@ static bool check_known(struct moe_checker *c, int rank, const struct moe_here *
 {
     if (sizes_known(c, rank, h)) return true;
     if (sizes_exceed(c, rank, h)) {
-        moe_check_verdict(c, 1, rank, moe_check_label(h).text, "its sizes exceed 64 bits");
+        moe_check_verdict(c, 1, rank, moe_check_label(h), "its sizes exceed 64 bits");
         c->refused = true;
         return false;
     }
     moe_check_verdict(
-        c, 2, rank, moe_check_label(h).text,
+        c, 2, rank, moe_check_label(h),
         "the host does not know its sizes: no host sync has read the counts, or they say nothing of a peer");
     c->stop = true;
     return false;
@@ -219,14 +230,14 @@ static bool check_needs(struct moe_checker *c, int rank, const struct moe_here *
     bool known = low != MOE_UNKNOWN && high != MOE_UNKNOWN;
     if (known && low <= high) return true;
     if (known)
-        moe_check_verdict(c, class, rank, moe_check_label(h).text, "%s: %" PRId64 " is above %" PRId64,
-                          h->op->needs, low, high);
+        moe_check_verdict(c, class, rank, moe_check_label(h),
+                          "%s, so on rank %d: %" PRId64 " is above %" PRId64, h->op->needs, rank, low, high);
     else if (moe_eval_exceeds(c->s, c->host, low == MOE_UNKNOWN ? h->op->low : h->op->high, rank, h->layer,
                               0))
-        moe_check_verdict(c, class, rank, moe_check_label(h).text, "%s: one of the two exceeds 64 bits",
+        moe_check_verdict(c, class, rank, moe_check_label(h), "%s: one of the two exceeds 64 bits",
                           h->op->needs);
     else
-        moe_check_verdict(c, class, rank, moe_check_label(h).text,
+        moe_check_verdict(c, class, rank, moe_check_label(h),
                           "%s: the host does not know one of the two, no host sync has read it",
                           h->op->needs);
     c->refused = true;
@@ -244,7 +255,8 @@ static void check_room(struct moe_checker *c)
             if (!moe_holds(c->s, i, moe_slots_each(c->s, i) > 1 ? layer : 0, rank) ||
                 !moe_eval_exceeds(c->s, c->device, c->s->buffers[i].extent, rank, layer, 0))
                 continue;
-            moe_check_verdict(c, 14, rank, c->s->buffers[i].name, "its elements exceed 64 bits");
+            moe_check_verdict(c, 14, rank, moe_check_named(c->s->buffers[i].name, -1),
+                              "its elements exceed 64 bits");
             said = i;
         }
     c->stop = said >= 0;
@@ -311,7 +323,7 @@ static void report_hang(struct moe_checker *c)
         for (int i = m->first[group]; i < m->first[group + 1]; i++) {
             struct moe_here other = here_of(c, m->members[i]);
             if (other.op && c->place[m->members[i]].waiting && other.op->comm == h.op->comm) continue;
-            moe_check_verdict(c, 2, m->members[i], moe_check_label(&h).text,
+            moe_check_verdict(c, 2, m->members[i], moe_check_label(&h),
                               "never enters it on communicator %s, where rank %d waits: it waits at '%s'%s%s",
                               m->name, r, moe_check_label(&other).text, other.op ? " on communicator " : "",
                               other.op ? c->s->comms[other.op->comm].name : "");

@@ -57,6 +57,7 @@ struct moe_verdict {
     int *layers;           /* [n_layers] where it is the same, ascending */
     char op[2 * MOE_NAME]; /* "layer 1 forward dispatch": where it was seen first */
     char *text;            /* one sentence: ranks, operation, numbers */
+    char *cause;           /* class, operation and text without its example: one verdict each */
 };
 
 struct moe_verdicts {

@@ -90,8 +90,9 @@ static void check_extent(struct moe_checker *c, int rank, const struct moe_here 
     int64_t extent = moe_eval(c->s, c->device, c->s->buffers[ref.buffer].extent, rank, h->layer, 0);
     bool whole = moe_reduces[h->op->collective] || moe_check_is_summed(c, ref);
     if (total == extent || (!whole && total < extent)) return;
-    moe_check_verdict(c, 1, rank, moe_check_label(h).text, "%s %" PRId64 " elements, but %s holds %" PRId64,
-                      sends ? "sends" : "receives", total, c->s->buffers[ref.buffer].name, extent);
+    moe_check_verdict(c, 1, rank, moe_check_label(h),
+                      "%s another number of elements than %s holds, so on rank %d: %" PRId64 " for %" PRId64,
+                      sends ? "sends" : "receives", c->s->buffers[ref.buffer].name, rank, total, extent);
 }
 
 /* Ranks that issue the same list as this one: few have a fault of their own. */
@@ -136,7 +137,7 @@ static void check_order(struct moe_checker *c, const struct moe_here *h, const i
         if (same_place(&h[i], &h[odd])) continue;
         for (int j = 0; j < n; j++)
             if (same_place(&h[j], &h[odd]))
-                moe_check_verdict(c, 2, ranks[j], moe_check_label(&h[i]).text,
+                moe_check_verdict(c, 2, ranks[j], moe_check_label(&h[i]),
                                   "enters '%s' on communicator %s where rank %d enters '%s'",
                                   moe_check_label(&h[odd]).text, comm, ranks[i], moe_check_label(&h[i]).text);
         c->stop = true;
@@ -153,14 +154,15 @@ static void check_pair(struct moe_checker *c, const struct moe_here *h, const in
         a->reduction == b->reduction)
         return;
     int named = alike(c, ranks[j]) < alike(c, ranks[i]) ? j : i;
-    moe_check_verdict(c, 1, ranks[named], moe_check_label(&h[named]).text,
-                      "rank %d sends %" PRId64 " %s (%s%s) to rank %d, which expects %" PRId64
-                      " %s (%s%s); the outcome is one of: %s, %s, %s, %s",
-                      ranks[i], sends, moe_type_text[a->type], moe_collective_text[a->collective],
-                      moe_reduction_text[a->reduction], ranks[j], expects, moe_type_text[b->type],
-                      moe_collective_text[b->collective], moe_reduction_text[b->reduction], outcomes[0],
-                      outcomes[1], outcomes[2], outcomes[3]);
-    c->out->item[c->out->n - 1].undefined = true;
+    struct moe_verdict *v =
+        moe_check_verdict(c, 1, ranks[named], moe_check_label(&h[named]),
+                          "rank %d sends %" PRId64 " %s (%s%s) to rank %d, which expects %" PRId64
+                          " %s (%s%s); the outcome is one of: %s, %s, %s, %s",
+                          ranks[i], sends, moe_type_text[a->type], moe_collective_text[a->collective],
+                          moe_reduction_text[a->reduction], ranks[j], expects, moe_type_text[b->type],
+                          moe_collective_text[b->collective], moe_reduction_text[b->reduction], outcomes[0],
+                          outcomes[1], outcomes[2], outcomes[3]);
+    v->undefined = true;
     c->stop = true;
 }
 

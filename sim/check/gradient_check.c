@@ -29,27 +29,25 @@ static void report(struct moe_checker *c, int rank, const struct moe_here *h, co
     char what[2 * MOE_NAME];
     snprintf(what, sizeof what, "%s%s", norm ? "" : "the gradient of ", p->name);
     if (f.missing)
-        moe_check_verdict(c, norm ? 5 : 4, rank, at.text, "%s lacks %d contributions, one of rank %d", what,
+        moe_check_verdict(c, norm ? 5 : 4, rank, at, "%s lacks %d contributions, one of rank %d", what,
                           f.missing, f.missing_rank);
     if (f.extra)
-        moe_check_verdict(c, norm ? 5 : 4, rank, at.text,
+        moe_check_verdict(c, norm ? 5 : 4, rank, at,
                           "%s holds %d contributions that are not its own, one of rank %d", what, f.extra,
                           f.extra_rank);
     if (f.factor != 1 && f.uneven)
         moe_check_verdict(
-            c, norm ? 5 : 3, rank, at.text,
+            c, norm ? 5 : 3, rank, at,
             "contributions to %s are not what they should be, by several factors: %.6g times, one of rank %d",
             what, f.factor, f.factor_rank);
     else if (f.factor != 1 && f.divided_in)
-        moe_check_verdict(c, norm ? 5 : 3, rank, at.text,
-                          "%s is %.6g times what it should be: %s divided by %.6g", what, f.factor,
-                          f.divided_in->name, f.divisor);
+        moe_check_verdict(c, norm ? 5 : 3, rank, at, "%s is %.6g times what it should be: %s divided by %.6g",
+                          what, f.factor, f.divided_in->name, f.divisor);
     else if (f.factor != 1)
-        moe_check_verdict(c, norm ? 5 : 3, rank, at.text, "%s is %.6g times what it should be", what,
-                          f.factor);
+        moe_check_verdict(c, norm ? 5 : 3, rank, at, "%s is %.6g times what it should be", what, f.factor);
     int clips = f.clips - p->clips;
     if (clips != 0)
-        moe_check_verdict(c, 5, rank, at.text, "%s was clipped %d times too %s", what, abs(clips),
+        moe_check_verdict(c, 5, rank, at, "%s was clipped %d times too %s", what, abs(clips),
                           clips > 0 ? "often" : "rarely");
 }
 
@@ -80,11 +78,11 @@ static void compare_update(struct moe_checker *c, int rank, const struct moe_her
     for (int i = 0; i < c->s->n_params && !first; i++) first = c->updates[i];
     if (!c->updates[param]) c->updates[param] = op;
     if (first && first->factor != op->factor)
-        moe_check_verdict(c, 16, rank, moe_check_label(h).text, "has a rate of %.6g, '%s' has %.6g",
-                          op->factor, first->name, first->factor);
+        moe_check_verdict(c, 16, rank, moe_check_label(h), "has a rate of %.6g, '%s' has %.6g", op->factor,
+                          first->name, first->factor);
     first = c->updates[param];
     if (first->kernel != op->kernel || first->decay != op->decay)
-        moe_check_verdict(c, 16, rank, moe_check_label(h).text,
+        moe_check_verdict(c, 16, rank, moe_check_label(h),
                           "is %s with a decay of %.6g, elsewhere %s with %.6g", moe_kernel_text[op->kernel],
                           op->decay, moe_kernel_text[first->kernel], first->decay);
 }
@@ -95,7 +93,7 @@ static void update(struct moe_checker *c, int rank, const struct moe_here *h, co
 {
     count(times(c, rank, p->buffer, slot));
     if (n_reads(c, h, p->grad, slot) != 1 || n_reads(c, h, p->buffer, slot) != 1)
-        moe_check_verdict(c, 4, rank, moe_check_label(h).text, "does not read %s and its gradient", p->name);
+        moe_check_verdict(c, 4, rank, moe_check_label(h), "does not read %s and its gradient", p->name);
     compare_update(c, rank, h, (int)(p - c->s->params));
     struct moe_gradient_fault f = judge(c, rank, p, slot);
     report(c, rank, h, p, f);
@@ -131,7 +129,7 @@ static void measure(struct moe_checker *c, int rank, const struct moe_here *h, c
     if (from.buffer != p->grad || c->s->buffers[h->op->writes[0].buffer].role != MOE_BUF_NORM) return;
     int slot = moe_slot(c->s, from, h->layer);
     if (!norm_is_for(c, rank, h->op->writes[0].buffer, p)) {
-        moe_check_verdict(c, 5, rank, moe_check_label(h).text,
+        moe_check_verdict(c, 5, rank, moe_check_label(h),
                           "takes %s into %s, which is summed over other ranks "
                           "than those that split it",
                           c->s->buffers[p->grad].name, c->s->buffers[h->op->writes[0].buffer].name);
@@ -146,14 +144,13 @@ static void clip(struct moe_checker *c, int rank, const struct moe_here *h, cons
 {
     int n = n_reads(c, h, p->grad, 0);
     if (n != 1)
-        moe_check_verdict(c, 5, rank, moe_check_label(h).text, "reads %s %d times, expected once", p->name,
-                          n);
+        moe_check_verdict(c, 5, rank, moe_check_label(h), "reads %s %d times, expected once", p->name, n);
     unsigned char *seen = times(c, rank, p->grad, 0);
     if (!*seen) report(c, rank, h, p, judge(c, rank, p, 0));
     *seen = 1;
     if (c->clip_limit == 0) c->clip_limit = h->op->factor;
     if (c->clip_limit != h->op->factor)
-        moe_check_verdict(c, 5, rank, moe_check_label(h).text, "clips to a norm of %.6g, others to %.6g",
+        moe_check_verdict(c, 5, rank, moe_check_label(h), "clips to a norm of %.6g, others to %.6g",
                           h->op->factor, c->clip_limit);
 }
 
@@ -239,14 +236,14 @@ static bool is_covered(struct moe_checker *c, int rank, struct moe_here *h)
     bool orphan = op->serves != 0, covered = true;
     for (int i = 0; i < op->n_reads; i++)
         if (lacks >> i & 1) {
-            moe_check_verdict(c, 4, rank, moe_check_label(h).text, "has no backward operation for %s",
+            moe_check_verdict(c, 4, rank, moe_check_label(h), "has no backward operation for %s",
                               c->s->buffers[op->reads[i].buffer].name);
             covered = false;
         }
     for (int f = 0; orphan && f < role->blocks[op->of_block].n_ops; f++)
         orphan = role->blocks[op->of_block].ops[f].id != op->of_id;
     if (orphan)
-        moe_check_verdict(c, 4, rank, moe_check_label(h).text,
+        moe_check_verdict(c, 4, rank, moe_check_label(h),
                           "is the backward of an operation that is not there");
     return covered && !orphan;
 }
@@ -274,12 +271,8 @@ static void check_times(struct moe_checker *c, int rank, int check_class, const 
     for (int slot = 0; slot < c->s->buffers[buffer].slots; slot++) {
         int n = *times(c, rank, buffer, slot);
         if (n == expected || !moe_holds(c->s, buffer, slot, rank)) continue;
-        struct moe_label at;
-        if (c->s->buffers[buffer].slots > 1)
-            snprintf(at.text, sizeof at.text, "layer %d %s", slot, p->name);
-        else
-            snprintf(at.text, sizeof at.text, "%s", p->name);
-        moe_check_verdict(c, check_class, rank, at.text, "%s %d times in a step, expected %s", what, n,
+        struct moe_label at = moe_check_named(p->name, c->s->buffers[buffer].slots > 1 ? slot : -1);
+        moe_check_verdict(c, check_class, rank, at, "%s %d times in a step, expected %s", what, n,
                           expected ? "once" : "only where tokens enter");
     }
 }
@@ -299,7 +292,7 @@ static void check_results(struct moe_checker *c, int rank)
         for (int slot = 0; slot < c->s->buffers[i].slots && c->s->buffers[i].role == MOE_BUF_OUTPUT; slot++)
             if (moe_holds(c->s, i, slot, rank) &&
                 !c->written[(size_t)rank * c->n_slots + (size_t)(c->first_slot[i] + slot)])
-                moe_check_verdict(c, 6, rank, c->s->buffers[i].name, "is never written");
+                moe_check_verdict(c, 6, rank, moe_check_named(c->s->buffers[i].name, -1), "is never written");
 }
 
 /* Does a block hold the backward of another? */
@@ -327,7 +320,7 @@ void moe_check_runs(struct moe_checker *c, int role)
                 struct moe_here h = {.block = &y->blocks[back], .op = y->blocks[back].ops, .layer = layer};
                 for (int r = 0; r < c->s->n_ranks && runs[layer]; r++)
                     if (c->s->role_of[r] == role)
-                        moe_check_verdict(c, 4, r, moe_check_label(&h).text,
+                        moe_check_verdict(c, 4, r, moe_check_label(&h),
                                           "%s runs %d times too %s for what its forward pass computed",
                                           y->blocks[back].name, abs(runs[layer]),
                                           runs[layer] > 0 ? "rarely" : "often");

@@ -65,18 +65,22 @@ static inline size_t moe_check_slot(const struct moe_checker *c, int rank, struc
     return (size_t)rank * c->n_slots + (size_t)(c->first_slot[ref.buffer] + moe_slot(c->s, ref, layer));
 }
 
-struct moe_label {
-    char text[2 * MOE_NAME];
+struct moe_label {           /* of what a verdict is about */
+    char text[2 * MOE_NAME]; /* "layer 1 forward dispatch" */
+    char key[2 * MOE_NAME];  /* the same in every layer and micro-batch */
+    int layer;               /* -1: of none */
 };
 struct moe_label moe_check_label(const struct moe_here *h);
+struct moe_label moe_check_named(const char *name, int layer); /* of no operation */
 
-/* Adds a verdict, or the rank to the one that says the same of this operation. */
-void moe_check_verdict(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
-                       ...) __attribute__((format(printf, 5, 6)));
+/* Adds a verdict, or rank and layer to the one that says the same. What the text says behind ", one of rank"
+ * or ", so on rank" is an example, and may be another on each. */
+struct moe_verdict *moe_check_verdict(struct moe_checker *c, int check_class, int rank, struct moe_label at,
+                                      const char *format, ...) __attribute__((format(printf, 5, 6)));
 
 /* The same, of what this routing does not show. */
-void moe_check_possible(struct moe_checker *c, int check_class, int rank, const char *op, const char *format,
-                        ...) __attribute__((format(printf, 5, 6)));
+struct moe_verdict *moe_check_possible(struct moe_checker *c, int check_class, int rank, struct moe_label at,
+                                       const char *format, ...) __attribute__((format(printf, 5, 6)));
 
 /* All members of a group stand at a collective of this communicator: h [group size]. Compares what they issue
  * and moves the integers and the gradients; c->stop when it cannot complete. */

@@ -127,7 +127,7 @@ static bool check_extent(struct moe_checker *c, int rank, const struct moe_here 
     bool exceeds;
     int64_t takes = extent_of(c, rank, h, o, &exceeds), room = room_of(c, rank, ref, h->layer);
     if (exceeds) {
-        moe_check_verdict(c, 14, rank, moe_check_label(h).text, "%s elements of %s that exceed 64 bits",
+        moe_check_verdict(c, 14, rank, moe_check_label(h), "%s elements of %s that exceed 64 bits",
                           reads ? "reads" : "writes", c->s->buffers[ref.buffer].name);
         return false;
     }
@@ -135,9 +135,10 @@ static bool check_extent(struct moe_checker *c, int rank, const struct moe_here 
     if (reads && c->roomy[ref.buffer] && takes >= 0 && takes < room) return true;
     char text[128];
     describe(c, rank, h, o, text);
-    moe_check_verdict(c, 14, rank, moe_check_label(h).text,
-                      "%s %" PRId64 " elements of %s (%s), which holds %" PRId64, reads ? "reads" : "writes",
-                      takes, c->s->buffers[ref.buffer].name, text, room);
+    moe_check_verdict(c, 14, rank, moe_check_label(h),
+                      "%s another number of elements than %s holds, so on rank %d: %" PRId64 " for %" PRId64
+                      " (%s)",
+                      reads ? "reads" : "writes", c->s->buffers[ref.buffer].name, rank, takes, room, text);
     return false;
 }
 
@@ -187,14 +188,14 @@ static bool check_overlap(struct moe_checker *c, int rank, const struct moe_here
         if (gradient && !(grad == op->writes[w].buffer && moe_same_slot(c->s, expected, op->writes[w])))
             wrong = "is not the gradient of";
         if (wrong) {
-            moe_check_verdict(c, 14, rank, moe_check_label(h).text, "writes %s, which %s %s", name, wrong,
+            moe_check_verdict(c, 14, rank, moe_check_label(h), "writes %s, which %s %s", name, wrong,
                               k->reads[i].name);
             return false;
         }
     }
     for (int i = 0; i < w; i++)
         if (moe_same_slot(c->s, op->writes[i], op->writes[w])) {
-            moe_check_verdict(c, 14, rank, moe_check_label(h).text, "writes %s twice", name);
+            moe_check_verdict(c, 14, rank, moe_check_label(h), "writes %s twice", name);
             return false;
         }
     return true;
@@ -207,15 +208,15 @@ static bool check_operand(struct moe_checker *c, int rank, const struct moe_here
     enum moe_type type = o->type == MOE_TYPE_COUNT ? h->op->type : o->type;
     struct moe_label at = moe_check_label(h);
     if (b->type != type || (o->kind == MOE_OPERAND_REAL && !is_real(type)))
-        moe_check_verdict(c, 14, rank, at.text, "%s %s of %s as %s, expected %s", reads ? "reads" : "writes",
+        moe_check_verdict(c, 14, rank, at, "%s %s of %s as %s, expected %s", reads ? "reads" : "writes",
                           moe_type_text[b->type], b->name, o->name,
                           is_real(type) || o->kind != MOE_OPERAND_REAL ? moe_type_text[type]
                                                                        : "real numbers");
     else if (!role_fits(o, b, reads))
-        moe_check_verdict(c, 14, rank, at.text, "%s %s as %s, which is not for that",
-                          reads ? "reads" : "writes", b->name, o->name);
+        moe_check_verdict(c, 14, rank, at, "%s %s as %s, which is not for that", reads ? "reads" : "writes",
+                          b->name, o->name);
     else if (!reads && ref.accumulate && !o->adds)
-        moe_check_verdict(c, 14, rank, at.text, "adds to %s, and %s only replaces its %s", b->name,
+        moe_check_verdict(c, 14, rank, at, "adds to %s, and %s only replaces its %s", b->name,
                           moe_kernel_text[h->op->kernel], o->name);
     else
         return true;
@@ -233,7 +234,7 @@ static bool check_lists(struct moe_checker *c, int rank, const struct moe_here *
     if (op->n_dims == k->n_dims && op->n_reads == k->n_reads && op->n_writes >= least &&
         op->n_writes <= k->n_writes && pads)
         return true;
-    moe_check_verdict(c, 14, rank, moe_check_label(h).text,
+    moe_check_verdict(c, 14, rank, moe_check_label(h),
                       "has %d dims, %d reads and %d writes, and %s needs %d, %d and %d", op->n_dims,
                       op->n_reads, op->n_writes, moe_kernel_text[op->kernel], k->n_dims, k->n_reads, least);
     return false;
@@ -255,7 +256,7 @@ static bool check_form(struct moe_checker *c, int rank, const struct moe_here *h
     for (int i = 0; i < k->n_writes; i++) integers &= k->writes[i].type != MOE_TYPE_COUNT;
     enum moe_type type = k->writes[0].type;
     if (integers && op->type != type) {
-        moe_check_verdict(c, 14, rank, moe_check_label(h).text, "computes %s, expected %s",
+        moe_check_verdict(c, 14, rank, moe_check_label(h), "computes %s, expected %s",
                           moe_type_text[op->type], moe_type_text[type]);
         right = false;
     }
@@ -284,8 +285,9 @@ static bool expect_dim(struct moe_checker *c, int rank, const struct moe_here *h
 {
     int64_t found = moe_eval(c->s, c->device, h->op->dims[dim], rank, h->layer, 0);
     if (found == MOE_UNKNOWN || found == expected) return true;
-    moe_check_verdict(c, 14, rank, moe_check_label(h).text, "has %c = %" PRId64 ", expected %" PRId64 ": %s",
-                      c->shapes[h->op->kernel].dim[dim], found, expected, why);
+    moe_check_verdict(c, 14, rank, moe_check_label(h),
+                      "has another %c than %s, so on rank %d: %" PRId64 ", expected %" PRId64,
+                      c->shapes[h->op->kernel].dim[dim], why, rank, found, expected);
     return false;
 }
 

@@ -56,12 +56,12 @@ static bool in_order(const int touched[MOE_STREAM_COUNT], const int known[MOE_ST
     return true;
 }
 
-static void say(struct walk *w, int check_class, const char *label, const char *what, const char *buffer,
+static void say(struct walk *w, int check_class, struct moe_label at, const char *what, const char *buffer,
                 const char *other)
 {
     for (int r = 0; r < w->c->s->n_ranks; r++)
         if (w->c->s->role_of[r] == w->role)
-            moe_check_verdict(w->c, check_class, r, label, "%s %s%s", what, buffer, other);
+            moe_check_verdict(w->c, check_class, r, at, "%s %s%s", what, buffer, other);
 }
 
 static void touch(struct walk *w, const struct moe_here *h, int self, struct moe_ref ref, bool writes)
@@ -70,12 +70,11 @@ static void touch(struct walk *w, const struct moe_here *h, int self, struct moe
     struct touch *t = &w->slots[moe_check_slot(w->c, 0, ref, h->layer)];
     const int *known = w->clocks.known[self];
     const char *name = s->buffers[ref.buffer].name;
-    struct moe_label at = moe_check_label(h);
     if (!in_order(t->wrote, known))
-        say(w, 6, at.text, writes ? "overwrites" : "reads", name,
+        say(w, 6, moe_check_label(h), writes ? "overwrites" : "reads", name,
             ", which another stream may still be writing");
     else if (writes && !in_order(t->read, known))
-        say(w, 6, at.text, "writes", name, ", which another stream may still be reading");
+        say(w, 6, moe_check_label(h), "writes", name, ", which another stream may still be reading");
     if (!writes) {
         t->unread = false;
         w->input[ref.buffer] = true;
@@ -83,7 +82,7 @@ static void touch(struct walk *w, const struct moe_here *h, int self, struct moe
         return;
     }
     bool lost = t->unread && !ref.accumulate && t->writer && t->writer->serves && h->op->serves;
-    if (lost) say(w, 4, at.text, "overwrites", name, ", to which another operation contributed");
+    if (lost) say(w, 4, moe_check_label(h), "overwrites", name, ", to which another operation contributed");
     t->unread = true;
     t->writer = h->op;
     if (self < MOE_STREAM_COUNT) t->wrote[self] = w->clocks.issued[self];
@@ -109,7 +108,7 @@ void moe_check_streams(struct moe_checker *c, int role)
     while (first < c->s->n_ranks && c->s->role_of[first] != role) first++;
     for (int b = 0; b < c->s->n_buffers && first < c->s->n_ranks; b++)
         if (c->s->buffers[b].role == MOE_BUF_INPUT && !w.input[b] && moe_holds(c->s, b, 0, first))
-            say(&w, 6, c->s->buffers[b].name, "is an input that nothing reads", "", "");
+            say(&w, 6, moe_check_named(c->s->buffers[b].name, -1), "is an input that nothing reads", "", "");
     free(w.slots);
     free(w.input);
 }

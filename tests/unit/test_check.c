@@ -560,6 +560,27 @@ static void test_malformed_schedules(void **state)
     moe_scenario_free(sc);
 }
 
+/* Numbers of a rank are an example: one cause is one verdict, in whatever order ranks and layers are met. */
+static void test_one_verdict_for_a_cause(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc =
+        fixture_scenario(4, 4, "[6, 5, 4, 3]", "capacity: {rule: megatron, factor: 100, pad: true}");
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_routing *r = fixture_routing(sc);
+    struct moe_verdicts v;
+    moe_check(s, r, &v);
+    print_verdicts(&v);
+    assert_int_equal(v.n, 1);
+    assert_int_equal(v.item[0].check_class, 8);
+    assert_int_equal(v.item[0].n_ranks, 4);
+    for (int i = 0; i < 4; i++) assert_int_equal(v.item[0].ranks[i], i);
+    moe_verdicts_free(&v);
+    moe_routing_free(r);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -580,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_large_layout),
         cmocka_unit_test(test_routing_must_fit),
         cmocka_unit_test(test_malformed_schedules),
+        cmocka_unit_test(test_one_verdict_for_a_cause),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
