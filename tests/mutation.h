@@ -11,7 +11,7 @@
 #define MUTATION_FIELDS(X) \
     X(KERNEL) X(COLLECTIVE) X(COMM) X(TYPE) X(STREAM) X(WAITS) X(SEND) X(RECV) X(READ_BUFFER) X(READ_SHIFT) \
     X(WRITE_BUFFER) X(WRITE_SHIFT) X(ACCUMULATE) X(DIM) X(TRANS_A) X(TRANS_B) X(GROUP) X(MODE) X(DIVISOR) \
-    X(FACTOR) X(DECAY) X(READ_MICRO) X(WRITE_MICRO) X(TIMES)
+    X(FACTOR) X(DECAY) X(READ_MICRO) X(WRITE_MICRO) X(TIMES) X(REDUCTION) X(DRAW_SEED) X(LOW) X(HIGH)
 /* clang-format on */
 #define X(name) name,
 enum mutation_field { MUTATION_FIELDS(X) FIELD_COUNT };
@@ -47,6 +47,7 @@ static inline bool mutation_applies(const struct moe_op *op, enum mutation_field
     case TYPE: return kernel || collective;
     case COLLECTIVE:
     case COMM:
+    case REDUCTION:
     case SEND:
     case RECV: return collective;
     case KERNEL:
@@ -56,6 +57,9 @@ static inline bool mutation_applies(const struct moe_op *op, enum mutation_field
     case TRANS_B: return kernel && (k == MOE_K_GEMM || k == MOE_K_GROUPED_GEMM);
     case GROUP: return kernel && moe_kernel_cost[k] == MOE_COST_GROUPED;
     case MODE: return kernel && k == MOE_K_LIMIT;
+    case DRAW_SEED: return kernel && k == MOE_K_LIMIT && (op->mode & MOE_LIMIT_ORDER) == MOE_LIMIT_RANDOM;
+    case LOW:
+    case HIGH: return kernel && op->needs;
     case TIMES: return kernel && k == MOE_K_SCALE;
     case DIVISOR: return kernel && (aux || k == MOE_K_SCALE);
     case FACTOR: return kernel && (aux || k == MOE_K_CLIP || k == MOE_K_SGD || k == MOE_K_ADAMW);
@@ -145,7 +149,18 @@ static inline void mutation_change(struct mutation_draws *d, const struct moe_sc
     case TRANS_A: mutation_flip(m, &op->trans_a); break;
     case TRANS_B: mutation_flip(m, &op->trans_b); break;
     case GROUP: mutation_set(d, m, &op->group, s->n_symbols); break;
-    case MODE: mutation_set(d, m, &op->mode, 4); break;
+    case REDUCTION:
+        n = (int)op->reduction;
+        mutation_set(d, m, &n, MOE_REDUCTION_COUNT);
+        op->reduction = (enum moe_reduction)n;
+        break;
+    case MODE: mutation_set(d, m, &op->mode, 2 * MOE_LIMIT_PAD); break;
+    case DRAW_SEED:
+        op->seed++;
+        m->after = 1;
+        break;
+    case LOW: mutation_set(d, m, &op->low, s->n_exprs); break;
+    case HIGH: mutation_set(d, m, &op->high, s->n_exprs); break;
     case DIVISOR: mutation_set(d, m, &op->divisor, s->n_exprs); break;
     case TIMES: mutation_set(d, m, &op->times, s->n_exprs); break;
     case FACTOR:
@@ -153,9 +168,8 @@ static inline void mutation_change(struct mutation_draws *d, const struct moe_sc
         m->after = 1;
         break;
     case DECAY:
-        m->before = op->decay == 0;
-        op->decay = mutation_draw(d, 2) ? 0.1 : 0.2;
-        m->after = op->decay != 0.1 || m->before;
+        op->decay += mutation_draw(d, 2) ? 0.1 : 0.2; /* also where there was none */
+        m->after = 1;
         break;
     default: mutation_change_buffers(d, s, m); break;
     }

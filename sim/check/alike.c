@@ -48,6 +48,7 @@ static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct mo
     if (k->uses & MOE_USES_FACTOR) n = mix(n, of_double(op->factor));
     if (k->uses & MOE_USES_DECAY) n = mix(n, of_double(op->decay));
     if (k->uses & MOE_USES_MODE) n = mix(n, (uint64_t)op->mode);
+    if (k->uses & MOE_USES_MODE && (op->mode & MOE_LIMIT_ORDER) == MOE_LIMIT_RANDOM) n = mix(n, op->seed);
     if (k->uses & MOE_USES_TRANS) n = mix(n, (uint64_t)(op->trans_a * 2 + op->trans_b));
     if (k->uses & MOE_USES_DIVISOR)
         n = mix(mix(n, of_expr(c, rank, op->divisor, h->layer)), of_expr(c, rank, op->times, h->layer));

@@ -6,6 +6,7 @@
  *   same slot    the shift of a buffer with one slot
  *   in order     another stream, or one wait less, when all operations on one slot of which one writes are
  *                still in order: the closure of host order, streams and waits, computed here pair by pair
+ *   need holds   low of a capacity rule is not above high
  *   no reader    N of LIMIT (but at random) and K of TOPK_BWD, that no kernel looks at (kernels/ref.h) */
 #include "sim/check/check.h"
 #include "tests/fixture.h"
@@ -45,6 +46,13 @@ static bool same_value(struct moe_schedule *s, const struct mutation *m)
 static int64_t value_at_start(struct moe_schedule *s, const struct mutation *m, int expr)
 {
     return expr ? moe_eval(s, (struct moe_env){at_start, s}, expr, m->rank, 0, 0) : 1;
+}
+
+/* What the capacity rule needs. */
+static bool holds_at_start(struct moe_schedule *s, const struct mutation *m)
+{
+    int64_t low = value_at_start(s, m, m->op->low), high = value_at_start(s, m, m->op->high);
+    return low != MOE_UNKNOWN && high != MOE_UNKNOWN && low <= high;
 }
 
 enum { MOST = 1024 };
@@ -130,6 +138,8 @@ static bool cannot_matter(struct moe_schedule *s, const struct mutation *m)
     case WRITE_MICRO: return !s->buffers[op->writes[m->place].buffer].per_micro;
     case STREAM:
     case WAITS: return in_order(s, m->rank);
+    case LOW:
+    case HIGH: return holds_at_start(s, m);
     default: return false;
     }
 }
@@ -267,9 +277,34 @@ static void test_groups_of_one(void **state)
     moe_scenario_free(sc);
 }
 
+/* Of a rule that draws tokens, the seed is part of what is computed: on one rank another is told. */
+static void test_seed_of_a_rule(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = NULL;
+    if (moe_scenario_parse("seed.yaml",
+                           "model: {layers: 2, hidden: 8, ffn: 6, experts: 8, top_k: 1, heads: 0}\n"
+                           "layout: {ranks: 2, expert_parallel: 2}\ntokens_per_rank: 6\n"
+                           "capacity: {rule: deepspeed, factor: 1.0, random_tokens: true}\n",
+                           &sc) < 0)
+        fail_msg("%s", moe_error());
+    for (int differs = 0; differs < 2; differs++) {
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_role *role = moe_schedule_split_role(s, 1);
+        for (int b = 0; b < role->n_blocks; b++)
+            for (int o = 0; o < role->blocks[b].n_ops; o++)
+                if (role->blocks[b].ops[o].kernel == MOE_K_LIMIT)
+                    role->blocks[b].ops[o].seed += (uint64_t)differs;
+        assert_int_equal(errors_of(s, sc, 8), differs);
+        moe_schedule_free(s);
+    }
+    moe_scenario_free(sc);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_on_one_rank), cmocka_unit_test(test_settings),
-                                       cmocka_unit_test(test_groups_of_one)};
+                                       cmocka_unit_test(test_groups_of_one),
+                                       cmocka_unit_test(test_seed_of_a_rule)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
