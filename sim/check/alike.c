@@ -15,11 +15,6 @@ struct made { /* by an operation */
     uint64_t number;
 };
 
-static uint64_t mix(uint64_t a, uint64_t b)
-{
-    return moe_hash64(a ^ moe_hash64(b + 0x9e3779b97f4a7c15u));
-}
-
 static uint64_t of_double(double x)
 {
     uint64_t bits;
@@ -44,16 +39,19 @@ static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct mo
 {
     const struct moe_op *op = h->op;
     const struct moe_kernel_shape *k = &c->shapes[op->kernel];
-    uint64_t n = mix(1, (uint64_t)op->kernel);
-    if (k->uses & MOE_USES_FACTOR) n = mix(n, of_double(op->factor));
-    if (k->uses & MOE_USES_DECAY) n = mix(n, of_double(op->decay));
-    if (k->uses & MOE_USES_MODE) n = mix(n, (uint64_t)op->mode);
-    if (k->uses & MOE_USES_MODE && (op->mode & MOE_LIMIT_ORDER) == MOE_LIMIT_RANDOM) n = mix(n, op->seed);
-    if (k->uses & MOE_USES_TRANS) n = mix(n, (uint64_t)(op->trans_a * 2 + op->trans_b));
+    uint64_t n = moe_check_mix(1, (uint64_t)op->kernel);
+    if (k->uses & MOE_USES_FACTOR) n = moe_check_mix(n, of_double(op->factor));
+    if (k->uses & MOE_USES_DECAY) n = moe_check_mix(n, of_double(op->decay));
+    if (k->uses & MOE_USES_MODE) n = moe_check_mix(n, (uint64_t)op->mode);
+    if (k->uses & MOE_USES_MODE && (op->mode & MOE_LIMIT_ORDER) == MOE_LIMIT_RANDOM)
+        n = moe_check_mix(n, op->seed);
+    if (k->uses & MOE_USES_TRANS) n = moe_check_mix(n, (uint64_t)(op->trans_a * 2 + op->trans_b));
     if (k->uses & MOE_USES_DIVISOR)
-        n = mix(mix(n, of_expr(c, rank, op->divisor, h->layer)), of_expr(c, rank, op->times, h->layer));
+        n = moe_check_mix(moe_check_mix(n, of_expr(c, rank, op->divisor, h->layer)),
+                          of_expr(c, rank, op->times, h->layer));
     for (int i = 0; i < op->n_dims && op->kernel != MOE_K_SELECT && same_tokens; i++)
-        if (k->free_dims >> i & 1 && !is_place(op, i)) n = mix(n, of_expr(c, rank, op->dims[i], h->layer));
+        if (k->free_dims >> i & 1 && !is_place(op, i))
+            n = moe_check_mix(n, of_expr(c, rank, op->dims[i], h->layer));
     return n;
 }
 
@@ -62,7 +60,7 @@ static uint64_t of_collective(const struct moe_checker *c, int rank, const struc
 {
     const struct moe_comm *m = &c->s->comms[op->comm];
     if (moe_group_size(m, m->group_of[rank]) == 1) return 3;
-    return mix(mix(3, (uint64_t)op->collective), (uint64_t)op->comm);
+    return moe_check_mix(moe_check_mix(3, (uint64_t)op->collective), (uint64_t)op->comm);
 }
 
 static int slot_of(const struct moe_checker *c, struct moe_ref ref, int layer)
@@ -77,7 +75,7 @@ static int number(const struct moe_checker *c, int rank, bool same_tokens, struc
     uint64_t *slots = moe_alloc(c->n_slots, sizeof *slots);
     int n = 0, cap = 0;
     *out = NULL;
-    for (size_t i = 0; i < c->n_slots; i++) slots[i] = mix(2, i); /* what the step starts from */
+    for (size_t i = 0; i < c->n_slots; i++) slots[i] = moe_check_mix(2, i); /* what the step starts from */
     for (int k = 0; k < y->n_instances; k++) {
         struct moe_here h = {.block_id = y->itinerary[k].block, .layer = y->itinerary[k].layer};
         h.block = &y->blocks[h.block_id];
@@ -86,14 +84,15 @@ static int number(const struct moe_checker *c, int rank, bool same_tokens, struc
             if (op->kind == MOE_HOST_SYNC) continue;
             uint64_t made =
                 op->kind == MOE_KERNEL ? of_kernel(c, rank, &h, same_tokens) : of_collective(c, rank, op);
-            for (int i = 0; i < op->n_reads; i++) made = mix(made, slots[slot_of(c, op->reads[i], h.layer)]);
+            for (int i = 0; i < op->n_reads; i++)
+                made = moe_check_mix(made, slots[slot_of(c, op->reads[i], h.layer)]);
             bool zero = op->kind == MOE_KERNEL && op->kernel == MOE_K_ZERO; /* adding to it is replacing it */
             uint64_t all = made;
             for (int i = 0; i < op->n_writes; i++) {
                 uint64_t *slot = &slots[slot_of(c, op->writes[i], h.layer)],
-                         fresh = zero ? 0 : mix(made, (uint64_t)i);
+                         fresh = zero ? 0 : moe_check_mix(made, (uint64_t)i);
                 *slot = op->writes[i].accumulate ? *slot + fresh : fresh;
-                all = mix(mix(all, *slot), (uint64_t)slot_of(c, op->writes[i], h.layer));
+                all = moe_check_mix(moe_check_mix(all, *slot), (uint64_t)slot_of(c, op->writes[i], h.layer));
             }
             *out = moe_grow(*out, &cap, n + 1, sizeof **out);
             (*out)[n++] = (struct made){h, all};

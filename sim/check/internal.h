@@ -65,6 +65,12 @@ static inline size_t moe_check_slot(const struct moe_checker *c, int rank, struc
     return (size_t)rank * c->n_slots + (size_t)(c->first_slot[ref.buffer] + moe_slot(c->s, ref, layer));
 }
 
+/* One number of two: other pairs have other numbers, but by chance. */
+static inline uint64_t moe_check_mix(uint64_t a, uint64_t b)
+{
+    return moe_hash64(a ^ moe_hash64(b + 0x9e3779b97f4a7c15u));
+}
+
 struct moe_label {           /* of what a verdict is about */
     char text[2 * MOE_NAME]; /* "layer 1 forward dispatch" */
     char key[2 * MOE_NAME];  /* the same in every layer and micro-batch */

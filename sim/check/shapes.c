@@ -2,8 +2,9 @@
  *
  * An operation is compared with its kernel's row of kernel_shapes.c. Most extents agree whatever the symbols
  * hold: that is seen once per operation of a role, by evaluating both sides at random values of the symbols
- * (Schwartz 1980: polynomials that agree there are equal, but for one in 2^50). The others are evaluated on
- * each rank when the kernel runs. */
+ * modulo the prime 2^61 - 1. Polynomials of degree d that differ there agree at d of 2^61 values (Schwartz
+ * 1980), and what counts elements is far below the prime. Minima and roundings are symbols of their own: the
+ * same of the same. The others are evaluated on each rank when the kernel runs. */
 #include "sim/check/internal.h"
 
 #include <inttypes.h>
@@ -15,9 +16,24 @@ enum { UNKNOWN, PROVED, EVALUATE };
 
 /* ---- expressions at random values ---- */
 
-static uint64_t mix(uint64_t a, uint64_t b)
+static const uint64_t prime = ((uint64_t)1 << 61) - 1;
+
+static uint64_t plus(uint64_t a, uint64_t b)
 {
-    return moe_hash64(a ^ moe_hash64(b + 0x9e3779b97f4a7c15u));
+    return (a + b) % prime;
+}
+static uint64_t times(uint64_t a, uint64_t b)
+{
+    return (uint64_t)((unsigned __int128)a * b % prime);
+}
+static uint64_t of_number(int64_t x)
+{
+    return x < 0 ? prime - (0 - (uint64_t)x - 1) % prime - 1 : (uint64_t)x % prime;
+}
+/* The random value of a symbol. */
+static uint64_t value_of(uint64_t a, uint64_t b)
+{
+    return moe_check_mix(a, b) % prime;
 }
 
 /* Layers from the instance's to that of a reference. */
@@ -29,7 +45,7 @@ static int away(const struct moe_schedule *s, struct moe_ref ref)
 /* The sum of n int64 of a buffer in the slot of a layer. */
 static uint64_t sign_total(int buffer, int shift, uint64_t n)
 {
-    return mix(mix((uint64_t)buffer, (uint64_t)(int64_t)shift), n);
+    return value_of(moe_check_mix((uint64_t)buffer, (uint64_t)(int64_t)shift), n);
 }
 
 static uint64_t sign_symbol(const struct moe_schedule *s, int symbol, int shift, bool sum)
@@ -40,9 +56,9 @@ static uint64_t sign_symbol(const struct moe_schedule *s, int symbol, int shift,
     if (y->buffer >= 0 && !y->slice && (sum || (y->by_row && y->rows == 1)))
         return sign_total(y->buffer, shift, all);
     if (y->buffer < 0 && y->expr && y->scope == MOE_SCOPE_EXPERT)
-        return moe_check_sign(s, y->expr, 0) * (sum ? (uint64_t)y->cols : 1);
+        return times(moe_check_sign(s, y->expr, 0), sum ? (uint64_t)y->cols : 1);
     if (sum && y->buffer < 0 && y->scope != MOE_SCOPE_PEER && y->scope != MOE_SCOPE_EXPERT) sum = false;
-    return mix(mix((uint64_t)symbol + 1000003, (uint64_t)(int64_t)shift), sum);
+    return value_of(moe_check_mix((uint64_t)symbol + 1000003, (uint64_t)(int64_t)shift), sum);
 }
 
 uint64_t moe_check_sign(const struct moe_schedule *s, int expr, int shift)
@@ -50,17 +66,18 @@ uint64_t moe_check_sign(const struct moe_schedule *s, int expr, int shift)
     const struct moe_expr *e = &s->exprs[expr];
     uint64_t factor;
     switch (e->op) {
-    case MOE_EXPR_CONST: return (uint64_t)e->value;
-    case MOE_EXPR_PLACE: return mix(2000003, (uint64_t)e->a);
+    case MOE_EXPR_CONST: return of_number(e->value);
+    case MOE_EXPR_PLACE:
+    case MOE_EXPR_OTHER: return value_of(2000003 + (uint64_t)e->op, (uint64_t)e->a);
     case MOE_EXPR_SYM: return sign_symbol(s, e->a, shift, false);
     case MOE_EXPR_SUM: return sign_symbol(s, e->a, shift, true);
     default: break;
     }
     uint64_t a = moe_check_sign(s, e->a, shift), b = moe_check_sign(s, e->b, shift);
-    if (e->op == MOE_EXPR_ADD) return a + b;
-    if (e->op == MOE_EXPR_MUL) return a * b;
+    if (e->op == MOE_EXPR_ADD) return plus(a, b);
+    if (e->op == MOE_EXPR_MUL) return times(a, b);
     memcpy(&factor, &e->factor, sizeof factor);
-    return mix(mix(mix(a, b), factor), (uint64_t)e->op);
+    return value_of(moe_check_mix(moe_check_mix(a, b), factor), (uint64_t)e->op);
 }
 
 /* ---- extents ---- */
@@ -68,11 +85,11 @@ uint64_t moe_check_sign(const struct moe_schedule *s, int expr, int shift)
 static uint64_t sign_extent(const struct moe_checker *c, const struct moe_op *op, const struct moe_operand *o)
 {
     uint64_t n = (uint64_t)o->times;
-    for (int i = 0; i < o->n_dims; i++) n *= moe_check_sign(c->s, op->dims[o->dims[i]], 0);
-    if (o->by_rows) n *= sign_symbol(c->s, op->group, 0, true);
+    for (int i = 0; i < o->n_dims; i++) n = times(n, moe_check_sign(c->s, op->dims[o->dims[i]], 0));
+    if (o->by_rows) n = times(n, sign_symbol(c->s, op->group, 0, true));
     if (o->by_total)
-        n *= sign_total(op->reads[1].buffer, away(c->s, op->reads[1]),
-                        sign_extent(c, op, &c->shapes[op->kernel].reads[1]));
+        n = times(n, sign_total(op->reads[1].buffer, away(c->s, op->reads[1]),
+                                sign_extent(c, op, &c->shapes[op->kernel].reads[1])));
     return n;
 }
 

@@ -46,7 +46,8 @@ struct run {
     struct moe_communicator *comm;
     struct moe_device *device;
     struct moe_execution *x;
-    const struct moe_schedule *s; /* borrowed */
+    struct moe_execute_options options; /* of x, which borrows them */
+    const struct moe_schedule *s;       /* borrowed */
     char *memory;
     size_t used;
     double loss;

@@ -275,17 +275,16 @@ struct run *run_steps(const struct moe_schedule *s, int id, struct how how)
     if (!comm) return NULL;
     struct run *r = moe_alloc(1, sizeof *r);
     struct guarded *d = moe_alloc(1, sizeof *d);
-    struct moe_execute_options *options = moe_alloc(1, sizeof *options);
-    *options = (struct moe_execute_options){
-        .timeout_s = how.timeout_s, .agree_steps = how.agree ? INT64_MAX : 0, .seed = 3, .poison = true};
     *r = (struct run){.comm = comm, .s = s, .device = &d->device};
+    r->options = (struct moe_execute_options){
+        .timeout_s = how.timeout_s, .agree_steps = how.agree ? INT64_MAX : 0, .seed = 3, .poison = true};
     *d = (struct guarded){{&guarded_table}, r};
     r->memory = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     moe_assert(r->memory != MAP_FAILED);
     size_t n = (size_t)(s->tokens[comm->rank] * s->n_micro);
     int32_t *token = moe_alloc(n, sizeof *token), *target = moe_alloc(n, sizeof *target);
     parity_tokens(s, comm->rank, token, target);
-    expect(moe_execute_open(s, r->device, comm, options, &r->x));
+    expect(moe_execute_open(s, r->device, comm, &r->options, &r->x));
     step(r, how.n_steps, token, target);
     free(token);
     free(target);
