@@ -391,6 +391,7 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     c.agreed = moe_alloc((size_t)s->n_comms * (size_t)s->n_ranks, sizeof *c.agreed);
     c.covered = moe_alloc((size_t)s->n_roles, sizeof *c.covered);
     c.updates = moe_alloc((size_t)s->n_params, sizeof *c.updates);
+    c.updates_on = moe_alloc((size_t)s->n_params, sizeof *c.updates_on);
     for (int rank = 0; rank < s->n_ranks; rank++)
         for (int i = 0; i < s->n_buffers; i++)
             if (s->buffers[i].role == MOE_BUF_INPUT || s->buffers[i].role == MOE_BUF_PARAM ||
@@ -424,4 +425,5 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     free(c.agreed);
     free(c.covered);
     free(c.updates);
+    free(c.updates_on);
 }

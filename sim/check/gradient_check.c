@@ -41,8 +41,9 @@ static void report(struct moe_checker *c, int rank, const struct moe_here *h, co
             "contributions to %s are not what they should be, by several factors: %.6g times, one of rank %d",
             what, f.factor, f.factor_rank);
     else if (f.factor != 1 && f.divided_in)
-        moe_check_verdict(c, norm ? 5 : 3, rank, at, "%s is %.6g times what it should be: %s divided by %.6g",
-                          what, f.factor, f.divided_in->name, f.divisor);
+        moe_check_verdict(c, norm ? 5 : 3, rank, at,
+                          "%s is %.6g times what it should be; the last division was %s, by %.6g", what,
+                          f.factor, f.divided_in->name, f.divisor);
     else if (f.factor != 1)
         moe_check_verdict(c, norm ? 5 : 3, rank, at, "%s is %.6g times what it should be", what, f.factor);
     int clips = f.clips - p->clips;
@@ -70,21 +71,25 @@ static int n_reads(const struct moe_checker *c, const struct moe_here *h, int bu
     return n;
 }
 
-/* One rate for all, and for every layer and copy of a parameter one optimizer and decay. */
+/* One rate for all, and for every layer and copy of a parameter one optimizer and decay. Which of two is
+ * wrong nobody knows: both are named. */
 static void compare_update(struct moe_checker *c, int rank, const struct moe_here *h, int param)
 {
-    const struct moe_op *op = h->op, *first = NULL;
+    const struct moe_op *op = h->op, *first;
+    int like = 0;
     if (op->kernel != MOE_K_SGD && op->kernel != MOE_K_ADAMW) return;
-    for (int i = 0; i < c->s->n_params && !first; i++) first = c->updates[i];
-    if (!c->updates[param]) c->updates[param] = op;
-    if (first && first->factor != op->factor)
-        moe_check_verdict(c, 16, rank, moe_check_label(h), "has a rate of %.6g, '%s' has %.6g", op->factor,
-                          first->name, first->factor);
+    if (!c->updates[param]) c->updates[param] = op, c->updates_on[param] = rank;
+    while (!c->updates[like]) like++;
+    first = c->updates[like];
+    if (first->factor != op->factor)
+        moe_check_verdict(c, 16, rank, moe_check_label(h), "has a rate of %.6g, '%s' on rank %d has %.6g",
+                          op->factor, first->name, c->updates_on[like], first->factor);
     first = c->updates[param];
     if (first->kernel != op->kernel || first->decay != op->decay)
         moe_check_verdict(c, 16, rank, moe_check_label(h),
-                          "is %s with a decay of %.6g, elsewhere %s with %.6g", moe_kernel_text[op->kernel],
-                          op->decay, moe_kernel_text[first->kernel], first->decay);
+                          "is %s with a decay of %.6g, on rank %d it is %s with %.6g",
+                          moe_kernel_text[op->kernel], op->decay, c->updates_on[param],
+                          moe_kernel_text[first->kernel], first->decay);
 }
 
 /* A parameter is updated from itself and from its own gradient, which is judged here. */
@@ -148,10 +153,10 @@ static void clip(struct moe_checker *c, int rank, const struct moe_here *h, cons
     unsigned char *seen = times(c, rank, p->grad, 0);
     if (!*seen) report(c, rank, h, p, judge(c, rank, p, 0));
     *seen = 1;
-    if (c->clip_limit == 0) c->clip_limit = h->op->factor;
-    if (c->clip_limit != h->op->factor)
-        moe_check_verdict(c, 5, rank, moe_check_label(h), "clips to a norm of %.6g, others to %.6g",
-                          h->op->factor, c->clip_limit);
+    if (!c->clips) c->clips = h->op, c->clips_on = rank;
+    if (c->clips->factor != h->op->factor)
+        moe_check_verdict(c, 5, rank, moe_check_label(h), "clips to a norm of %.6g, rank %d to %.6g",
+                          h->op->factor, c->clips_on, c->clips->factor);
 }
 
 static struct moe_cell cell_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)

@@ -41,10 +41,11 @@ struct moe_checker {
     /* [R, n_slots] of a parameter: how often it was updated; of a gradient: how often a norm took it when it
      * was right. Stops at 255. */
     unsigned char *times;
-    bool stop;         /* a collective cannot complete */
-    bool refused;      /* a rank stopped at what its framework refuses */
-    double clip_limit; /* of the first gradient that was clipped: all have one norm; 0: none was */
+    bool stop;                       /* a collective cannot complete */
+    bool refused;                    /* a rank stopped at what its framework refuses */
+    const struct moe_op *clips;      /* that was seen first: all have one norm */
     const struct moe_op **updates;   /* [n_params] that was seen first of any layer and rank */
+    int clips_on, *updates_on;       /* their ranks; [n_params] */
     struct moe_kernel_shape *shapes; /* [MOE_K_COUNT] */
     bool *roomy;                     /* [n_buffers] filled by what moves data */
     struct moe_agreed *agreed;       /* [n_comms, R] */

@@ -75,7 +75,7 @@ void run_close(struct run *r, bool failed);
 enum end run_compare(const struct run *a, const struct run *b);
 /* The same for gradients, norms and parameters of a rank of many and the one that has all tokens: the largest
  * difference relative to the largest element. *params: of updated parameters. */
-extern const double run_bound[2]; /* above which gradients, and parameters, differ */
+double run_bound(const struct moe_schedule *s, enum moe_buffer_role role); /* above it, they differ */
 double run_difference(const struct run *many, const struct run *one, int rank, double *params);
 
 #endif

@@ -22,8 +22,15 @@ const char *const end_text[] = {ENDS(X)};
 enum { PAGE = 4096, GUARD = 1 << 20 };
 static const size_t room = (size_t)1 << 36;
 /* Relative, of doubles. ADAMW makes of a difference d in a gradient one of at most d / epsilon = 1e8 d in the
- * update of a parameter, times the learning rate, which here is at most 0.01 (kernels/ref.h). */
-const double run_bound[2] = {1e-12, 1e-12 * 1e8 * 0.01};
+ * update of a parameter, times the learning rate, which is at most 0.01 here (kernels/ref.h). Not so SGD. */
+static const double bound = 1e-12, bound_adamw = 1e-12 * 1e8 * 0.01;
+
+double run_bound(const struct moe_schedule *s, enum moe_buffer_role role)
+{
+    bool adamw = false;
+    for (int i = 0; i < s->n_buffers; i++) adamw |= s->buffers[i].role == MOE_BUF_STATE;
+    return role == MOE_BUF_PARAM && adamw ? bound_adamw : bound;
+}
 
 static struct moe_communicator *base; /* what communicators are split from; another one after a failure */
 static sigjmp_buf jump;
@@ -338,8 +345,8 @@ static enum end compare_slot(const struct run *a, const struct run *b, int buffe
     if (!p && !q) return END_EQUAL;
     if (!p || !q || n_a != n_b) return END_DIFFERS;
     if (!memcmp(p, q, (size_t)n_a * (size_t)moe_type_bytes[y->type])) return END_EQUAL;
-    double bound = run_bound[y->role == MOE_BUF_PARAM];
-    return parity_difference(a->s, buffer, slot, a->x, b->x, buffer, 0) <= bound ? END_ROUNDED : END_DIFFERS;
+    double difference = parity_difference(a->s, buffer, slot, a->x, b->x, buffer, 0);
+    return difference <= run_bound(a->s, y->role) ? END_ROUNDED : END_DIFFERS;
 }
 
 enum end run_compare(const struct run *a, const struct run *b)

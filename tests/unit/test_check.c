@@ -162,7 +162,7 @@ static void test_other_scale(void **state)
     assert_int_equal(v.item[0].n_layers, 2); /* 0 and 1, ascending, though 1 is seen first */
     assert_int_equal(v.item[0].layers[0], 0);
     assert_non_null(strstr(v.item[0].text, "3.42857 times")); /* 24 tokens / 7 */
-    assert_non_null(strstr(v.item[0].text, "scale_router divided by 7"));
+    assert_non_null(strstr(v.item[0].text, "the last division was scale_router, by 7"));
     moe_verdicts_free(&v);
     moe_routing_free(r);
     moe_schedule_free(s);

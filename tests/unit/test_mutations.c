@@ -249,15 +249,44 @@ static int errors_of(const struct moe_schedule *s, const struct moe_scenario *sc
 static void test_settings(void **state)
 {
     (void)state;
-    struct moe_scenario *sc = fixture_layout(2, 2, 1, "pipeline_parallel: 2", "4", "");
+    struct moe_scenario *sc = fixture_layout(2, 2, 1, "pipeline_parallel: 2, micro_batches: 2", "4", "");
     for (int i = 0; i < 2; i++) {
         struct moe_schedule *s = fixture_schedule(sc);
         assert_int_equal(errors_of(s, sc, 0), 0);
         struct moe_op *op = fixture_op(&s->roles[1], MOE_UPDATE, "update_w1");
         *(i ? &op->factor : &op->decay) *= 2;
         assert_int_equal(errors_of(s, sc, 16), 1);
+        struct moe_routing *r = fixture_routing(sc);
+        struct moe_verdicts v;
+        moe_check(s, r, &v);
+        assert_string_equal(v.item[0].op, "layer 1 update update_w1");
+        assert_non_null(strstr(v.item[0].text, "on rank 0"));
+        moe_verdicts_free(&v);
+        moe_routing_free(r);
         moe_schedule_free(s);
     }
+    moe_scenario_free(sc);
+}
+
+/* A limit of 0 is a limit like others. */
+static void test_clip_to_nothing(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc = fixture_scenario(2, 1, "4", "clip_norm: 1.0");
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_role *role = moe_schedule_split_role(s, 0);
+    for (int b = 0; b < role->n_blocks; b++)
+        for (int o = 0; o < role->blocks[b].n_ops; o++)
+            if (role->blocks[b].ops[o].kernel == MOE_K_CLIP) role->blocks[b].ops[o].factor = 0;
+    struct moe_routing *r = fixture_routing(sc);
+    struct moe_verdicts v;
+    moe_check(s, r, &v);
+    assert_true(v.n > 0);
+    for (int i = 0; i < v.n; i++)
+        assert_non_null(strstr(v.item[i].text, "clips to a norm of 1, rank 0 to 0"));
+    moe_verdicts_free(&v);
+    moe_routing_free(r);
+    moe_schedule_free(s);
     moe_scenario_free(sc);
 }
 
@@ -305,6 +334,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_on_one_rank), cmocka_unit_test(test_settings),
                                        cmocka_unit_test(test_groups_of_one),
+                                       cmocka_unit_test(test_clip_to_nothing),
                                        cmocka_unit_test(test_seed_of_a_rule)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

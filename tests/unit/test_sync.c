@@ -58,7 +58,7 @@ static void test_orders(void **state)
         /* Experts divided by the copies that they have: ep times too large. */
         {"loss: mean_of_ranks\ngradient_sync:\n  - {do: average, of: shared, over: dp}\n"
          "  - {do: average, of: experts, over: edp}\n" RIGHT_NORMS END,
-         "the gradient of w1 is 2 times what it should be: scale_w1 divided by 2", 1u << 3},
+         "the gradient of w1 is 2 times what it should be; the last division was scale_w1, by 2", 1u << 3},
         /* Experts summed over all ranks: those of other experts are added. */
         {"gradient_sync:\n  - {do: sum, over: world}\n" DIVIDE RIGHT_NORMS END,
          "the gradient of w1 holds 2 contributions that are not its own", 1u << 4},
