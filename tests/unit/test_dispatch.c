@@ -203,7 +203,7 @@ static void test_buffers_hold_the_tokens(void **state)
         for (int k = 0; k < v.n; k++) {
             assert_int_equal(v.item[k].check_class, 10);
             assert_true(v.item[k].n_ranks == 1 && v.item[k].ranks[0] == 2);
-            assert_non_null(strstr(v.item[k].text, "buffers of others hold: 7 is above 6"));
+            assert_non_null(strstr(v.item[k].text, "buffers of others hold, so on rank 2: 7 is above 6"));
         }
         moe_verdicts_free(&v);
         moe_routing_free(r);
