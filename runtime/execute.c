@@ -321,6 +321,17 @@ static int run_host_sync(struct moe_execution *x, struct slot **in)
     return MOE_OK;
 }
 
+/* *runs: does this rank enter the collective? */
+static int is_run(struct moe_execution *x, bool *runs)
+{
+    const struct moe_op *op = x->now.op;
+    int64_t when = 1;
+    if (op->kind == MOE_COLLECTIVE && op->when)
+        MOE_TRY(evaluate(x, "whether it runs", op->when, x->now.layer, 0, &when));
+    *runs = when != 0;
+    return MOE_OK;
+}
+
 static int run_op(struct moe_execution *x)
 {
     const struct moe_op *op = x->now.op;
@@ -410,6 +421,9 @@ int moe_execute_step(struct moe_execution *x, const int32_t *token, const int32_
             int64_t entry = moe_now_ns();
             x->now = (struct moe_executed){
                 block, &block->ops[o], instance->block, instance->layer, entry, entry, 0, 0};
+            bool runs;
+            MOE_TRY(is_run(x, &runs));
+            if (!runs) continue;
             MOE_TRY(run_op(x));
             x->now.end_ns = moe_now_ns();
             if (x->options->observe) x->options->observe(x->options->ctx, &x->now);

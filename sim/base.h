@@ -21,7 +21,8 @@
         X(EINPUT,  -3,   3, "wrong input: file, line and what was expected are in moe_error()") \
         X(EMISSING,-4,   4, "a facility is missing: no MPI, no gnuplot, no GPU") \
         X(EVERDICT,-5,   5, "a verdict or a threshold failed") \
-        X(EPEER,   -6,   1, "a peer did not answer in time, or answered with other sizes")
+        X(EPEER,   -6,   1, "a peer did not answer in time, or answered with other sizes") \
+        X(ELAYOUT, -7,   3, "wrong input: sizes of a layout do not go together; a verdict of check")
 /* clang-format on */
 #define X(name, value, exit, text) MOE_##name = value,
 enum moe_err { MOE_ERRORS(X) };

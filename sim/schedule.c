@@ -71,6 +71,9 @@ void moe_schedule_free(struct moe_schedule *s)
     free(s->exprs);
     free(s->buffers);
     free(s->params);
+    free(s->claims);
+    free(s->checkpoint.saved);
+    free(s->checkpoint.loaded);
     free(s->tokens);
     free(s->role_of);
     free(s);
@@ -412,6 +415,7 @@ static const char *wrong_collective(const struct moe_schedule *s, const struct m
         return "transport";
     if (!in_range(op->comm, s->n_comms)) return "communicator";
     if (op->n_reads != 1 || op->n_writes != 1) return "buffers of a collective";
+    if (!in_range(op->when, s->n_exprs)) return "when";
     if (!in_range(op->send, s->n_exprs) || !in_range(op->recv, s->n_exprs)) return "send or recv";
     if (s->buffers[op->reads[0].buffer].type != op->type || s->buffers[op->writes[0].buffer].type != op->type)
         return "type of a collective's buffers";
@@ -547,6 +551,9 @@ int moe_schedule_check(const struct moe_schedule *s)
     for (int i = 0; i < s->n_params; i++)
         if (!is_param(s, &s->params[i]))
             return moe_fail(MOE_EFAILED, "malformed schedule: parameter %s", s->params[i].name);
+    for (int i = 0; i < s->n_claims; i++)
+        if (!in_range(s->claims[i].low, s->n_exprs) || !in_range(s->claims[i].high, s->n_exprs))
+            return moe_fail(MOE_EFAILED, "malformed schedule: claim %d", i);
     for (int i = 0; i < s->n_roles; i++) MOE_TRY(check_role(s, &s->roles[i]));
     return MOE_OK;
 }

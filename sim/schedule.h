@@ -231,6 +231,32 @@ struct moe_param {
     double init_mean, init_std; /* of the initial values */
 };
 
+/* What must hold before the step begins: on no rank is low above high (expressions, known from the start). */
+struct moe_claim {
+    int check_class; /* of the verdict */
+    const char *of;  /* what it is claimed of */
+    const char *why; /* in words */
+    int low, high;
+    bool exact; /* low is not below high either: what is found, and what is expected */
+};
+
+/* The parameters of an expert in a checkpoint: a rank saves them into, or asks for them in, `name` of `file`.
+ */
+struct moe_stored {
+    int rank, expert; /* of all experts of its layers */
+    int file, name;
+};
+enum moe_absent { MOE_ABSENT_STOPS, MOE_ABSENT_KEEPS_INITIAL, MOE_ABSENT_IS_ZERO }; /* on loading */
+struct moe_checkpoint {
+    int n_saved, n_loaded;
+    struct moe_stored *saved, *loaded; /* [n_saved], [n_loaded] */
+    enum moe_absent absent;
+};
+
+/* Which groups a rank creates, communicator by communicator: all in one order; all, its own first; its own, in
+ * a call that all ranks must enter; its own, in one that its members must enter. */
+enum moe_creation { MOE_CREATE_ALL, MOE_CREATE_OWN_FIRST, MOE_CREATE_OWN, MOE_CREATE_OWN_LOCALLY };
+
 struct moe_ref {
     int buffer;
     int shift;       /* slot = layer + shift, where the buffer has more than one slot */
@@ -263,6 +289,7 @@ struct moe_op {
     enum moe_type type;             /* element type of the data moved or computed */
     int stream;
     uint32_t waits; /* bit s: starts after all issued before it on stream s; HOST_SYNC: the host waits */
+    int when;       /* COLLECTIVE: expression; a rank enters it only where this is not 0; 0 itself: always */
     int send, recv; /* COLLECTIVE: expressions, elements, as this rank believes them */
     int n_reads, n_writes;
     struct moe_ref reads[MOE_REFS], writes[MOE_REFS];
@@ -275,12 +302,14 @@ struct moe_op {
     int mode;      /* LIMIT: order and padding */
     uint64_t seed; /* LIMIT at random */
     int low, high; /* KERNEL: expressions; where low is above high the framework stops, or worse */
-    const char *needs; /* why low must not be above high, in words; NULL: nothing is compared */
-    int needs_class;   /* of check.h; 0: C8 */
-    int divisor;       /* SCALE, AUX_LOSS: expression */
-    int times;         /* SCALE: expression; 0: one */
-    double factor;     /* SGD, ADAMW: learning rate; AUX_LOSS: coefficient; CLIP: largest norm */
-    double decay;      /* ADAMW: weight decay */
+    const char
+        *needs;      /* why low must not be above high, in words; NULL: nothing is compared. GROUPED: of each
+                          group, which is the index */
+    int needs_class; /* of the verdict; 0: C8 */
+    int divisor;     /* SCALE, AUX_LOSS: expression */
+    int times;       /* SCALE: expression; 0: one */
+    double factor;   /* SGD, ADAMW: learning rate; AUX_LOSS: coefficient; CLIP: largest norm */
+    double decay;    /* ADAMW: weight decay */
     /* Differentiation: a forward operation says which of its reads need a gradient; a backward operation says
      * of which operation it is the backward and which of those reads it serves. */
     uint32_t needs_grad;
@@ -305,6 +334,7 @@ struct moe_instance {
 
 struct moe_role {
     int first_layer, end_layer; /* layers that its ranks hold: of a stage, or all */
+    int n_micro;                /* micro-batches that they run: the first ones; 0: all of the step */
     int n_blocks, n_instances;
     struct moe_block *blocks;
     struct moe_instance *itinerary; /* one step, host order */
@@ -322,6 +352,11 @@ struct moe_schedule {
     struct moe_buffer *buffers;
     struct moe_param *params;
     int cap_exprs, cap_symbols, cap_buffers, cap_params, cap_comms; /* allocated */
+    int n_claims, cap_claims;
+    struct moe_claim *claims;
+    struct moe_checkpoint checkpoint; /* check alone reads it */
+    enum moe_creation creation;       /* check alone reads it */
+    bool graph; /* passes are captured in a CUDA graph: no host sync; check alone reads it */
 };
 
 void moe_schedule_free(struct moe_schedule *s);
@@ -439,6 +474,7 @@ static inline bool moe_holds(const struct moe_schedule *s, int buffer, int slot,
     const struct moe_role *role = &s->roles[s->role_of[rank]];
     int each = moe_slots_each(s, buffer), layer = slot % each;
     bool first = role->first_layer == 0, last = role->end_layer == s->n_layers;
+    if (s->buffers[buffer].per_micro && role->n_micro && slot / each >= role->n_micro) return false;
     if (each > 1) return layer >= role->first_layer && layer < role->end_layer;
     switch (s->buffers[buffer].where) {
     case MOE_WHERE_FIRST: return first;

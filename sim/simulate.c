@@ -237,6 +237,12 @@ static void end_flow(struct sim *sim, const struct moe_flow *f)
 
 /* ---- ranks ---- */
 
+static bool is_left_out(const struct sim *sim, int rank, const struct moe_op *op, int layer)
+{
+    return op->kind == MOE_COLLECTIVE && op->when &&
+           !moe_eval(sim->s, moe_values_device(sim->values), op->when, rank, layer, 0);
+}
+
 /* The operation at a cursor; false at the end of the itinerary. */
 static bool at(const struct sim *sim, int rank, struct cursor *c, struct job *out)
 {
@@ -245,6 +251,7 @@ static bool at(const struct sim *sim, int rank, struct cursor *c, struct job *ou
     for (; c->instance < role->n_instances; c->instance++, c->op = 0) {
         struct moe_instance instance = role->itinerary[c->instance];
         const struct moe_block *block = &role->blocks[instance.block];
+        while (c->op < block->n_ops && is_left_out(sim, rank, &block->ops[c->op], instance.layer)) c->op++;
         if (c->op == block->n_ops) continue;
         *out = (struct job){.block = block,
                             .op = &block->ops[c->op],

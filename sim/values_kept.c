@@ -51,7 +51,8 @@ static void add_role(struct counting *k, int role_id)
 {
     const struct moe_schedule *s = k->s;
     const struct moe_role *role = &s->roles[role_id];
-    int64_t layers = (int64_t)(role->end_layer - role->first_layer) * s->n_micro;
+    int64_t layers =
+        (int64_t)(role->end_layer - role->first_layer) * (role->n_micro ? role->n_micro : s->n_micro);
     for (int rank = 0; rank < s->n_ranks; rank++)
         if (s->role_of[rank] == role_id) k->kept.chosen += s->tokens[rank] * s->top_k * layers;
     for (int i = 0; i < role->n_instances; i++) {

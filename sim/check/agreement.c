@@ -2,7 +2,8 @@
  *
  * Sizes that agree for the routing at hand may not for the next: those that a rank makes of its own counts,
  * and that no other rank is told. A count by peer is told by an exchange, the largest over the group by an
- * all-reduce; what remains is said to be possible. Tokens are not counted: the scenario says them. */
+ * all-reduce; what remains is said to be possible. Tokens are not counted: the scenario says them. The same
+ * holds for whether a rank enters a collective at all. */
 #include "sim/check/internal.h"
 
 /* Does an all-reduce over this communicator write the buffer? */
@@ -39,18 +40,35 @@ static int own_count(const struct moe_schedule *s, const struct moe_role *role, 
     }
 }
 
+/* A symbol of the expression that is read from a buffer, or -1: each rank has another value of it. */
+static int first_symbol(const struct moe_schedule *s, int expr)
+{
+    const struct moe_expr *e = &s->exprs[expr];
+    switch (e->op) {
+    case MOE_EXPR_CONST:
+    case MOE_EXPR_PLACE:
+    case MOE_EXPR_OTHER: return -1;
+    case MOE_EXPR_SYM:
+    case MOE_EXPR_SUM: return s->symbols[e->a].buffer >= 0 ? e->a : -1;
+    default: {
+        int of_a = first_symbol(s, e->a);
+        return of_a >= 0 ? of_a : first_symbol(s, e->b);
+    }
+    }
+}
+
 /* Ranks of the role whose group has others. */
-static void say(struct moe_checker *c, int role, const struct moe_here *h, int symbol)
+static void say(struct moe_checker *c, int role, const struct moe_here *h, int check_class, const char *what,
+                int symbol)
 {
     const struct moe_schedule *s = c->s;
     const struct moe_comm *comm = &s->comms[h->op->comm];
     for (int r = 0; r < s->n_ranks; r++)
         if (s->role_of[r] == role && moe_group_size(comm, comm->group_of[r]) > 1)
-            moe_check_possible(
-                c, 1, r, moe_check_label(h),
-                "its sizes follow from %s, which each rank of communicator %s counts for itself: "
-                "that they agree is by chance of this routing",
-                s->buffers[s->symbols[symbol].buffer].name, comm->name);
+            moe_check_possible(c, check_class, r, moe_check_label(h),
+                               "%s from %s, which each rank of communicator %s counts for itself: "
+                               "that they agree is by chance of this routing",
+                               what, s->buffers[s->symbols[symbol].buffer].name, comm->name);
 }
 
 void moe_check_agreement(struct moe_checker *c, int role)
@@ -62,10 +80,12 @@ void moe_check_agreement(struct moe_checker *c, int role)
         for (int o = 0; o < h.block->n_ops; o++) {
             h.op = &h.block->ops[o];
             if (h.op->kind != MOE_COLLECTIVE) continue;
-            int symbol = own_count(c->s, y, h.op->send, h.op->comm);
+            int symbol = h.op->when ? first_symbol(c->s, h.op->when) : -1;
+            if (symbol >= 0) say(c, role, &h, 2, "whether ranks enter it follows", symbol);
+            symbol = own_count(c->s, y, h.op->send, h.op->comm);
             /* Receivers that count by peer were told. */
             if (symbol < 0 || own_count(c->s, y, h.op->recv, h.op->comm) < 0) continue;
-            say(c, role, &h, symbol);
+            say(c, role, &h, 1, "its sizes follow", symbol);
         }
     }
 }

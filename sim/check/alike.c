@@ -4,7 +4,8 @@
  * parameter are trained by different losses and part. Every slot gets a number made of what computed it:
  * kernel, coefficients, and the numbers of what was read. Operations with the same label must make the same
  * number on all ranks; the first that does not is told. A label that one role lacks is no fault: what comes
- * of it is. Stages of a pipeline do other things: roles with the same layers are compared. */
+ * of it is. Stages of a pipeline do other things: roles with the same layers and micro-batches are
+ * compared. */
 #include "sim/check/internal.h"
 
 #include <stdlib.h>
@@ -156,6 +157,7 @@ void moe_check_alike(struct moe_checker *c)
         int most = i;
         for (int k = 0; k < s->n_roles; k++)
             if (s->roles[k].first_layer == s->roles[i].first_layer &&
+                s->roles[k].n_micro == s->roles[i].n_micro &&
                 (n[k] > n[most] || (n[k] == n[most] && k < most)))
                 most = k;
         int here = first_of(s, i), there = first_of(s, most);

@@ -147,7 +147,8 @@ static void check_by_name(const struct pair *p)
         }
     }
     if (kb->uses & MOE_USES_FACTOR && p->b->factor != p->f->factor) say(p, 7, "has another coefficient", "");
-    if (kb->uses & MOE_USES_DIVISOR && !same_value(p, p->b->divisor, p->f->divisor))
+    if (kb->uses & MOE_USES_DIVISOR &&
+        (!same_value(p, p->b->divisor, p->f->divisor) || !same_value(p, p->b->times, p->f->times)))
         say(p, 7, "has another divisor", "");
 }
 

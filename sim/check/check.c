@@ -184,9 +184,19 @@ static void mark_writes(struct moe_checker *c, int rank, const struct moe_here *
         c->written[moe_check_slot(c, rank, h->op->writes[i], h->layer)] = 1;
 }
 
+/* Does the rank enter it at all? What it does not write, others do not read without a verdict. */
+static bool is_left_out(const struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    const struct moe_op *op = h->op;
+    return op->kind == MOE_COLLECTIVE && op->when && !moe_eval(c->s, c->host, op->when, rank, h->layer, 0);
+}
+
 static bool sizes_known(struct moe_checker *c, int rank, const struct moe_here *h)
 {
     const struct moe_op *op = h->op;
+    if (op->kind == MOE_COLLECTIVE && op->when &&
+        moe_eval(c->s, c->host, op->when, rank, h->layer, 0) == MOE_UNKNOWN)
+        return false;
     if (op->kind == MOE_COLLECTIVE) return moe_check_enter(c, rank, h);
     for (int i = 0; i < op->n_dims && op->kind == MOE_KERNEL; i++)
         if (moe_eval(c->s, c->host, op->dims[i], rank, h->layer, 0) == MOE_UNKNOWN) return false;
@@ -220,28 +230,40 @@ static bool check_known(struct moe_checker *c, int rank, const struct moe_here *
     return false;
 }
 
-/* Does the framework go on here? */
-static bool check_needs(struct moe_checker *c, int rank, const struct moe_here *h)
+/* i: of the groups of a grouped product. */
+static bool check_need(struct moe_checker *c, int rank, const struct moe_here *h, int i)
 {
-    if (h->op->kind != MOE_KERNEL || !h->op->needs) return true;
-    int64_t low = moe_eval(c->s, c->host, h->op->low, rank, h->layer, 0),
-            high = moe_eval(c->s, c->host, h->op->high, rank, h->layer, 0);
-    int class = h->op->needs_class ? h->op->needs_class : 8;
+    const struct moe_op *op = h->op;
+    int64_t low = moe_eval(c->s, c->host, op->low, rank, h->layer, i),
+            high = moe_eval(c->s, c->host, op->high, rank, h->layer, i);
+    int class = op->needs_class ? op->needs_class : 8;
     bool known = low != MOE_UNKNOWN && high != MOE_UNKNOWN;
     if (known && low <= high) return true;
     if (known)
         moe_check_verdict(c, class, rank, moe_check_label(h),
-                          "%s, so on rank %d: %" PRId64 " is above %" PRId64, h->op->needs, rank, low, high);
-    else if (moe_eval_exceeds(c->s, c->host, low == MOE_UNKNOWN ? h->op->low : h->op->high, rank, h->layer,
-                              0))
+                          "%s, so on rank %d: %" PRId64 " is above %" PRId64, op->needs, rank, low, high);
+    else if (moe_eval_exceeds(c->s, c->host, low == MOE_UNKNOWN ? op->low : op->high, rank, h->layer, i))
         moe_check_verdict(c, class, rank, moe_check_label(h), "%s: one of the two exceeds 64 bits",
-                          h->op->needs);
+                          op->needs);
     else
         moe_check_verdict(c, class, rank, moe_check_label(h),
-                          "%s: the host does not know one of the two, no host sync has read it",
-                          h->op->needs);
-    c->refused = true;
+                          "%s: the host does not know one of the two, no host sync has read it", op->needs);
     return false;
+}
+
+/* Does the framework go on here? */
+static bool check_needs(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    const struct moe_op *op = h->op;
+    if (op->kind != MOE_KERNEL || !op->needs) return true;
+    bool grouped = moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
+    int n = grouped ? moe_symbol_count(c->s, op->group, rank) : 1;
+    for (int i = 0; i < n; i++)
+        if (!check_need(c, rank, h, i)) {
+            c->refused = true;
+            return false;
+        }
+    return true;
 }
 
 /* What a buffer holds is counted in 63 bits. The first that holds more is said, on all ranks: others follow
@@ -272,6 +294,10 @@ static bool advance(struct moe_checker *c, int rank)
         struct moe_here h = here_of(c, rank);
         if (!h.op) break;
         moved = true;
+        if (is_left_out(c, rank, &h)) {
+            step_over(c, rank);
+            continue;
+        }
         check_reads(c, rank, &h);
         if (!check_known(c, rank, &h) || !check_needs(c, rank, &h)) break;
         if (h.op->kind == MOE_COLLECTIVE) {
@@ -361,7 +387,8 @@ static void keep_causes(struct moe_verdicts *v)
     int kept = 0;
     for (int i = 0; i < v->n; i++) {
         int class = v->item[i].check_class;
-        if (class <= 2 || class == 8 || class == 10 || class == 14) {
+        bool follows = (class > 2 && class < 7) || class == 16;
+        if (!follows) {
             v->item[kept++] = v->item[i];
             continue;
         }
@@ -399,6 +426,9 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
                 memset(c.written + (size_t)rank * c.n_slots + c.first_slot[i], 1,
                        (size_t)s->buffers[i].slots);
     moe_check_shapes_open(&c);
+    moe_check_claims(&c);
+    moe_check_creation(&c);
+    moe_check_checkpoint(&c);
     run(&c);
     if (!c.stop) check_room(&c);
     for (int role = 0; role < s->n_roles && !c.stop; role++) {

@@ -25,8 +25,11 @@
    X(6, "content: nothing is read before it is written, or while it is; every output is written") \
    X(7, "auxiliary loss: it and its gradient have one coefficient and divisor") \
    X(8, "capacity: what the capacity rule needs of tokens and capacity holds on every rank") \
-   X(10, "buffers: those of a fixed size hold the tokens of every rank") \
+   X(10, "buffers: what is sent fits the buffers of the library, and nothing waits in a captured graph") \
+   X(11, "memory: no more rows reach a rank than it has room for") \
+   X(13, "groups: sizes of the layout go together; groups are created in one order, and set where used") \
    X(14, "shapes: kernels fit what they read and write; each backward operation undoes its forward one") \
+   X(15, "checkpoint: every expert is stored once, and found by the rank that asks for it") \
    X(16, "update: all copies of a parameter are updated alike, and all parameters at one rate")
 #define MOE_SEVERITIES(X) X(ERROR, "error") X(POSSIBLE, "possible") X(NOTE, "note")
 /* clang-format on */

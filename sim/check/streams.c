@@ -88,6 +88,22 @@ static void touch(struct walk *w, const struct moe_here *h, int self, struct moe
     if (self < MOE_STREAM_COUNT) t->wrote[self] = w->clocks.issued[self];
 }
 
+/* What was computed of an activation's gradient goes on to what computed the activation. */
+static void check_passed_on(struct walk *w)
+{
+    const struct moe_schedule *s = w->c->s;
+    for (int b = 0; b < s->n_buffers; b++) {
+        int grad = s->buffers[b].role == MOE_BUF_ACTIVATION ? s->buffers[b].grad : -1;
+        for (int slot = 0; grad >= 0 && slot < s->buffers[grad].slots; slot++) {
+            const struct touch *t = &w->slots[w->c->first_slot[grad] + slot];
+            if (!t->unread || !t->writer || !t->writer->serves) continue;
+            say(w, 4, t->writer->name, "computes the gradient of", s->buffers[b].name,
+                ", which nothing passes on: it ends there");
+            break;
+        }
+    }
+}
+
 void moe_check_streams(struct moe_checker *c, int role)
 {
     const struct moe_role *y = &c->s->roles[role];
@@ -104,6 +120,7 @@ void moe_check_streams(struct moe_checker *c, int role)
             for (int i = 0; i < h.op->n_writes; i++) touch(&w, &h, self, h.op->writes[i], true);
         }
     }
+    check_passed_on(&w);
     int first = 0;
     while (first < c->s->n_ranks && c->s->role_of[first] != role) first++;
     for (int b = 0; b < c->s->n_buffers && first < c->s->n_ranks; b++)

@@ -19,6 +19,7 @@ static struct moe_op backward_of(struct moe_builder *b, int forward, const struc
     memcpy(op.dims, f->dims, sizeof op.dims);
     op.flops = f->flops ? moe_mul(b, f->flops, moe_const(b, 2)) : MOE_UNSET; /* two products for one */
     op.divisor = f->divisor;
+    op.times = f->times;
     op.factor = f->factor;
     op.of_block = forward;
     op.of_id = f->id;

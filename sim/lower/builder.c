@@ -196,6 +196,12 @@ int moe_new_norm(struct moe_builder *b, const char *name, int replicas)
     return buffer;
 }
 
+void moe_claim(struct moe_builder *b, struct moe_claim claim)
+{
+    int i = APPEND(b->s->claims, b->s->n_claims, b->s->cap_claims);
+    b->s->claims[i] = claim;
+}
+
 int moe_new_comm(struct moe_builder *b, const char *name, int n_groups, const int *key)
 {
     struct moe_schedule *s = b->s;

@@ -47,6 +47,8 @@ int moe_new_param(struct moe_builder *b, const char *name, enum moe_type type, i
                   struct moe_param like);
 /* A sum of squares, float64 [1], that must cover the ranks of the group in `replicas`. Returns the buffer. */
 int moe_new_norm(struct moe_builder *b, const char *name, int replicas);
+/* Adds what must hold before the step. */
+void moe_claim(struct moe_builder *b, struct moe_claim claim);
 /* Ranks with the same key form a group, in ascending order. key [R], values 0 to n_groups - 1. */
 int moe_new_comm(struct moe_builder *b, const char *name, int n_groups, const int *key);
 

@@ -195,9 +195,54 @@ static void test_parameters_do_not_depend_on_layout(void **state)
     must_be_near(sqrt(squares / 1200), 3, 0.25);
 }
 
+/* A collective that a rank leaves out: the library is not asked, and nothing is written. */
+static void test_left_out(void **state)
+{
+    (void)state;
+    for (int when = 0; when < 2; when++) {
+        struct moe_builder b;
+        moe_builder_open(&b, 2, (int64_t[]){3, 5});
+        int none = moe_const(&b, 0), n = moe_const(&b, 5), entered = moe_const(&b, when);
+        struct moe_ref from = moe_ref(moe_new_buffer(&b, "from", MOE_BUF_ACTIVATION, MOE_F32, 1, n)),
+                       to = moe_ref(moe_new_buffer(&b, "to", MOE_BUF_ACTIVATION, MOE_F32, 1, n)),
+                       all = moe_ref(moe_new_buffer(&b, "all", MOE_BUF_OUTPUT, MOE_F32, 1, n));
+        moe_new_block(&b, "layer", MOE_FORWARD, true);
+        moe_emit(&b,
+                 (struct moe_op){
+                     .name = "fill", .kernel = MOE_K_ZERO, .type = MOE_F32, MOE_WRITES(from), MOE_SIZES(n)});
+        moe_emit(&b, (struct moe_op){.name = "move",
+                                     .kind = MOE_COLLECTIVE,
+                                     .collective = MOE_ALLREDUCE,
+                                     .type = MOE_F32,
+                                     .when = entered,
+                                     .send = n,
+                                     .recv = n,
+                                     MOE_READS(from),
+                                     MOE_WRITES(to)});
+        moe_emit(&b, (struct moe_op){.name = "out",
+                                     .kernel = MOE_K_ADD,
+                                     .type = MOE_F32,
+                                     MOE_READS(when ? to : from, from),
+                                     MOE_WRITES(all),
+                                     MOE_SIZES(none)});
+        moe_run_block(&b, 0, 0);
+        struct rig rig;
+        struct moe_communicator world = {&fake, 1, 2};
+        double loss;
+        open_rig(&rig, moe_builder_close(&b));
+        starts = 0;
+        assert_int_equal(moe_execute_open(rig.s, rig.device, &world, &rig.options, &rig.x), MOE_OK);
+        int err = moe_execute_step(rig.x, tokens, targets, &loss);
+        if (err < 0) fail_msg("%s", moe_error());
+        assert_int_equal(starts, when);
+        close_rig(&rig);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_left_out),
         cmocka_unit_test(test_gather_and_scatter),
         cmocka_unit_test(test_sizes_of_symbols),
         cmocka_unit_test(test_parameters_do_not_depend_on_layout),
