@@ -159,6 +159,9 @@ static int capture(struct capture *c, const struct options *o, bool *stopped)
     MOE_TRY(moe_scenario_load(o->scenario, &c->scenario));
     if (c->scenario->dtype == MOE_BF16)
         return moe_fail(MOE_EMISSING, "%s: bfloat16 cannot be run on a CPU (float32, float64)", o->scenario);
+    if (c->scenario->batches)
+        return moe_fail(MOE_EMISSING, "%s: micro_batches that differ by rank cannot be captured",
+                        o->scenario);
     MOE_TRY(moe_lower(c->scenario, &c->s));
     if (moe_n_stages(c->s) > 1 && (o->load || o->save))
         return moe_fail(MOE_EMISSING, "%s: checkpoints of pipelines are not supported", o->scenario);

@@ -10,7 +10,8 @@
 #include <string.h>
 
 struct nodes {
-    const struct moe_yaml *model, *layout, *tokens, *routing, *counts, *capacity, *sync;
+    const struct moe_yaml *model, *layout, *tokens, *batches, *routing, *counts, *capacity, *sync, *aux,
+        *limits, *padding, *checkpoint;
 };
 struct draft {
     struct moe_scenario sc;
@@ -24,6 +25,10 @@ const char *const moe_rank_order_text[] = {"consecutive", "strided", NULL};
 static const char *const dtypes[] = {"float32", "float64", "bfloat16", NULL};
 static const char *const optimizers[] = {"adamw", "sgd", NULL};
 static const char *const pipelines[] = {"1f1b", "gpipe", NULL};
+static const char *const probs_gradients[] = {"returned", "lost", NULL};
+static const char *const empty_ranks[] = {"run", "detach", "bypass", "skip_weights", NULL};
+static const char *const creations[] = {"in_order", "own_first", "own_only", "own_locally", NULL};
+static const char *const expert_groups[] = {"set", "unset", NULL};
 static const char *const losses[] = {"per_token", "mean_of_ranks", NULL};
 static const char *const booleans[] = {"false", "true", NULL};
 static const struct moe_key top_keys[] = {
@@ -42,7 +47,12 @@ static const struct moe_key top_keys[] = {
     {"loss", MOE_KEY_CHOICE, FIELD(sc.loss), .choices = losses},
     {"gradient_sync", MOE_KEY_NODE, FIELD(node.sync)},
     {"overlap_grad_reduce", MOE_KEY_CHOICE, FIELD(sc.overlap_grad_reduce), .choices = booleans},
-    {"aux_loss", MOE_KEY_REAL, FIELD(sc.aux_loss), .min = 0, .max = 1e6},
+    {"aux_loss", MOE_KEY_NODE, FIELD(node.aux)},
+    {"limits", MOE_KEY_NODE, FIELD(node.limits)},
+    {"probs_gradient", MOE_KEY_CHOICE, FIELD(sc.probs_detached), .choices = probs_gradients},
+    {"empty_rank", MOE_KEY_CHOICE, FIELD(sc.empty_rank), .choices = empty_ranks},
+    {"padding", MOE_KEY_NODE, FIELD(node.padding)},
+    {"checkpoint", MOE_KEY_NODE, FIELD(node.checkpoint)},
 };
 static const struct moe_key model_keys[] = {
     {"preset", MOE_KEY_TEXT, FIELD(preset)},
@@ -58,7 +68,12 @@ static const struct moe_key layout_keys[] = {
     {"ranks", MOE_KEY_INT, FIELD(sc.ranks), .required = true, .min = 1, .max = 16384},
     {"expert_parallel", MOE_KEY_INT, FIELD(sc.expert_parallel), .min = 1, .max = 16384},
     {"pipeline_parallel", MOE_KEY_INT, FIELD(sc.pipeline_parallel), .min = 1, .max = 1024},
-    {"micro_batches", MOE_KEY_INT, FIELD(sc.micro_batches), .min = 1, .max = 4096},
+    {"micro_batches", MOE_KEY_NODE, FIELD(node.batches)},
+    {"sequence_parallel", MOE_KEY_INT, FIELD(sc.sequence_parallel), .min = 1, .max = 16384},
+    {"data_parallel", MOE_KEY_INT, FIELD(sc.data_parallel), .min = 1, .max = 16384},
+    {"expert_data_parallel", MOE_KEY_INT, FIELD(sc.expert_data_parallel), .min = 1, .max = 16384},
+    {"expert_group", MOE_KEY_CHOICE, FIELD(sc.expert_group_unset), .choices = expert_groups},
+    {"group_creation", MOE_KEY_CHOICE, FIELD(sc.creation), .choices = creations},
     {"pipeline", MOE_KEY_CHOICE, FIELD(sc.pipeline), .choices = pipelines},
     {"rank_order", MOE_KEY_CHOICE, FIELD(sc.rank_order), .choices = moe_rank_order_text},
 };
@@ -71,31 +86,72 @@ static const struct moe_key counts_keys[] = {
 };
 #define COUNT(keys) ((int)(sizeof(keys) / sizeof *(keys)))
 
-/* One number for all ranks, or a list with one per rank. */
-static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
+/* One number for all ranks, or a list with one per rank. out [ranks] */
+static int read_per_rank(const struct moe_yaml *node, const char *key, int64_t least, int64_t most,
+                         const struct moe_scenario *sc, int64_t *out)
 {
     if (node->kind == MOE_YAML_LIST && node->n != sc->ranks)
-        return moe_fail(MOE_EINPUT, "%s:%d: tokens_per_rank lists %d numbers, expected one per rank (%lld)",
-                        node->file, node->line, node->n, (long long)sc->ranks);
-    sc->tokens = moe_alloc((size_t)sc->ranks, sizeof *sc->tokens);
+        return moe_fail(MOE_EINPUT, "%s:%d: %s lists %d numbers, expected one per rank (%lld)", node->file,
+                        node->line, key, node->n, (long long)sc->ranks);
     for (int r = 0; r < sc->ranks; r++) {
         const struct moe_yaml *value = node->kind == MOE_YAML_LIST ? &node->item[r] : node;
         char *end = NULL;
-        long long tokens = value->kind == MOE_YAML_SCALAR ? strtoll(value->text, &end, 10) : -1;
-        if (!end || end == value->text || *end || tokens < 0 || tokens > 1 << 24)
-            return moe_fail(MOE_EINPUT, "%s:%d: tokens_per_rank: expected a whole number from 0 to %d",
-                            value->file, value->line, 1 << 24);
-        if (!tokens && sc->loss == MOE_MEAN_OF_RANKS)
+        long long number = value->kind == MOE_YAML_SCALAR ? strtoll(value->text, &end, 10) : least - 1;
+        if (!end || end == value->text || *end || number < least || number > most)
+            return moe_fail(MOE_EINPUT, "%s:%d: %s: expected a whole number from %lld to %lld", value->file,
+                            value->line, key, (long long)least, (long long)most);
+        out[r] = number;
+    }
+    return MOE_OK;
+}
+
+static const struct moe_yaml *of_rank(const struct moe_yaml *node, int rank)
+{
+    return node->kind == MOE_YAML_LIST ? &node->item[rank] : node;
+}
+
+static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
+{
+    sc->tokens = moe_alloc((size_t)sc->ranks, sizeof *sc->tokens);
+    MOE_TRY(read_per_rank(node, "tokens_per_rank", 0, 1 << 24, sc, sc->tokens));
+    for (int r = 0; r < sc->ranks; r++) {
+        const struct moe_yaml *value = of_rank(node, r);
+        if (sc->padding.tokens > sc->tokens[r])
+            return moe_fail(MOE_EINPUT, "%s:%d: tokens_per_rank: fewer than the %lld of padding", value->file,
+                            value->line, (long long)sc->padding.tokens);
+        if (sc->padding.masked) sc->tokens[r] -= sc->padding.tokens;
+        if (!sc->tokens[r] && sc->loss == MOE_MEAN_OF_RANKS)
             return moe_fail(MOE_EINPUT, "%s:%d: tokens_per_rank: loss mean_of_ranks has no mean of 0 tokens",
                             value->file, value->line);
-        sc->tokens[r] = tokens;
         int64_t before = r - sc->ranks / sc->pipeline_parallel;
-        if (before >= 0 && sc->tokens[before] != tokens)
+        if (before >= 0 && sc->tokens[before] != sc->tokens[r])
             return moe_fail(
                 MOE_EINPUT,
                 "%s:%d: tokens_per_rank: rank %d has %lld where rank %lld of the stage before it in "
                 "its pipeline has %lld",
-                value->file, value->line, r, tokens, (long long)before, (long long)sc->tokens[before]);
+                value->file, value->line, r, (long long)sc->tokens[r], (long long)before,
+                (long long)sc->tokens[before]);
+    }
+    return MOE_OK;
+}
+
+/* micro_batches becomes the most that any rank runs. */
+static int read_batches(const struct moe_yaml *node, struct moe_scenario *sc)
+{
+    int64_t *batches = sc->batches = moe_alloc((size_t)sc->ranks, sizeof *batches);
+    bool equal = true;
+    MOE_TRY(read_per_rank(node, "micro_batches", 1, 4096, sc, batches));
+    for (int r = 0; r < sc->ranks; r++) {
+        equal &= batches[r] == batches[0];
+        if (batches[r] > sc->micro_batches) sc->micro_batches = batches[r];
+    }
+    if (equal) {
+        free(batches);
+        sc->batches = NULL;
+    } else if (sc->pipeline_parallel > 1 || sc->loss != MOE_PER_TOKEN) {
+        return moe_fail(MOE_EINPUT,
+                        "%s:%d: micro_batches that differ by rank go with one stage and loss per_token",
+                        node->file, node->line);
     }
     return MOE_OK;
 }
@@ -103,28 +159,38 @@ static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
 int64_t moe_scenario_tokens(const struct moe_scenario *sc)
 {
     int64_t sum = 0;
-    for (int64_t r = 0; r < sc->ranks / sc->pipeline_parallel; r++) sum += sc->tokens[r];
-    return sum * sc->micro_batches;
+    for (int64_t r = 0; r < sc->ranks / sc->pipeline_parallel; r++)
+        sum += sc->tokens[r] * (sc->batches ? sc->batches[r] : sc->micro_batches);
+    return sum;
 }
 
 int moe_scenario_check_layout(const struct moe_scenario *sc)
 {
-    long long ep = sc->expert_parallel, pp = sc->pipeline_parallel;
-    if (sc->ranks % pp)
-        return moe_fail(MOE_EINPUT, "pipeline_parallel %lld does not divide ranks %lld", pp,
-                        (long long)sc->ranks);
+    long long ep = sc->expert_parallel, pp = sc->pipeline_parallel, ranks = sc->ranks, each = ranks / pp;
+    if (ranks % pp)
+        return moe_fail(MOE_ELAYOUT, "pipeline_parallel %lld does not divide ranks %lld", pp, ranks);
     if (sc->layers % pp)
-        return moe_fail(MOE_EINPUT, "pipeline_parallel %lld does not divide layers %lld", pp,
+        return moe_fail(MOE_ELAYOUT, "pipeline_parallel %lld does not divide layers %lld", pp,
                         (long long)sc->layers);
-    if (sc->ranks / pp % ep && pp > 1)
-        return moe_fail(MOE_EINPUT, "expert_parallel %lld does not divide the %lld ranks of a stage", ep,
-                        (long long)sc->ranks / pp);
-    if (sc->ranks % ep)
-        return moe_fail(MOE_EINPUT, "expert_parallel %lld does not divide ranks %lld", ep,
-                        (long long)sc->ranks);
+    if (each % ep && pp > 1)
+        return moe_fail(MOE_ELAYOUT, "expert_parallel %lld does not divide the %lld ranks of a stage", ep,
+                        each);
+    if (ranks % ep)
+        return moe_fail(MOE_ELAYOUT, "expert_parallel %lld does not divide ranks %lld", ep, ranks);
     if (sc->experts % ep)
-        return moe_fail(MOE_EINPUT, "expert_parallel %lld does not divide experts %lld", ep,
+        return moe_fail(MOE_ELAYOUT, "expert_parallel %lld does not divide experts %lld", ep,
                         (long long)sc->experts);
+    if (each % sc->sequence_parallel)
+        return moe_fail(MOE_ELAYOUT, "sequence_parallel %lld does not divide the %lld ranks of a stage",
+                        (long long)sc->sequence_parallel, each);
+    if (sc->data_parallel && sc->data_parallel != each)
+        return moe_fail(MOE_ELAYOUT, "data_parallel %lld is not ranks %lld / pipeline_parallel %lld",
+                        (long long)sc->data_parallel, ranks, pp);
+    if (sc->expert_data_parallel && sc->expert_data_parallel != each / ep)
+        return moe_fail(
+            MOE_ELAYOUT,
+            "expert_data_parallel %lld is not ranks %lld / pipeline_parallel %lld / expert_parallel %lld",
+            (long long)sc->expert_data_parallel, ranks, pp, ep);
     return MOE_OK;
 }
 
@@ -139,6 +205,10 @@ static int check_model(const struct moe_yaml *model, const struct moe_scenario *
     if (sc->top_k > sc->experts)
         return moe_fail(MOE_EINPUT, "%s:%d: top_k %lld is above experts %lld", model->file, model->line,
                         (long long)sc->top_k, (long long)sc->experts);
+    if (sc->heads && sc->sequence_parallel > 1)
+        return moe_fail(MOE_EINPUT,
+                        "%s:%d: sequence_parallel goes with heads: 0 (attention needs whole sequences)",
+                        model->file, model->line);
     if (sc->heads && (sc->hidden % sc->heads || sc->hidden / sc->heads % 2))
         return moe_fail(MOE_EINPUT, "%s:%d: hidden %lld does not split into %lld heads of an even size",
                         model->file, model->line, (long long)sc->hidden, (long long)sc->heads);
@@ -242,10 +312,10 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     moe_copy_name(sc->dispatcher, "alltoall");
     moe_capacity_default(&sc->capacity);
     sc->sequence = 64;
-    sc->pipeline_parallel = sc->micro_batches = 1;
+    sc->pipeline_parallel = sc->micro_batches = sc->sequence_parallel = 1;
     sc->learning_rate = 0.003;
     sc->clip_norm = 1;
-    sc->aux_loss = 0.01;
+    sc->aux_loss.coefficient = 0.01;
     MOE_TRY(moe_yaml_read(root, top_keys, COUNT(top_keys), d));
     int known = moe_dispatcher_check(sc->dispatcher);
     if (known < 0) return at(value_of(root, "dispatcher"), known);
@@ -254,12 +324,17 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     if (d->node.routing) MOE_TRY(read_routing(d->node.routing, d));
     if (d->node.capacity) MOE_TRY(moe_capacity_read(d->node.capacity, sc->top_k, &sc->capacity));
     if (d->node.sync) MOE_TRY(moe_sync_read(d->node.sync, &sc->sync));
+    if (d->node.aux) MOE_TRY(moe_aux_loss_read(d->node.aux, &sc->aux_loss));
+    if (d->node.limits) MOE_TRY(moe_limits_read(d->node.limits, &sc->limits));
+    if (d->node.padding) MOE_TRY(moe_padding_read(d->node.padding, &sc->padding));
+    if (d->node.checkpoint) MOE_TRY(moe_checkpoint_read(d->node.checkpoint, &sc->checkpoint));
     if (!sc->expert_parallel && sc->ranks % sc->pipeline_parallel == 0)
         sc->expert_parallel = sc->ranks / sc->pipeline_parallel;
     if (!sc->expert_parallel) sc->expert_parallel = 1;
     MOE_TRY(at(d->node.layout, moe_scenario_check_layout(sc)));
     MOE_TRY(check_model(d->node.model, sc));
     MOE_TRY(read_tokens(d->node.tokens, sc));
+    if (d->node.batches) MOE_TRY(read_batches(d->node.batches, sc));
     return d->node.counts ? read_counts(d->node.counts, sc) : MOE_OK;
 }
 
@@ -278,6 +353,7 @@ done:
     moe_yaml_free(root);
     if (err < 0) {
         free(d.sc.tokens);
+        free(d.sc.batches);
         moe_sync_free(&d.sc.sync);
         free(d.sc.counts);
     }
@@ -304,6 +380,7 @@ void moe_scenario_free(struct moe_scenario *sc)
 {
     if (!sc) return;
     free(sc->tokens);
+    free(sc->batches);
     moe_sync_free(&sc->sync);
     free(sc->counts);
     free(sc->text);

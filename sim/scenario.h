@@ -13,13 +13,18 @@
  *   optimizer:        adamw           # or sgd
  *   learning_rate:    0.003
  *   clip_norm:        1.0             # 0: gradients are not clipped
- *   aux_loss:         0.01            # coefficient of the load-balancing loss; 0: none
+ *   aux_loss:         0.01            # coefficient of the load-balancing loss, 0: none; or more (aux_loss.h)
  *   loss:             per_token       # divided by all tokens; or mean_of_ranks: the mean of each rank's mean
  *   gradient_sync:    [{do: sum, of: shared, over: dp}, ...]   # the order of sync.h, when not the default
  *   overlap_grad_reduce: false        # sum a layer's gradients as soon as its backward pass is over
  *   routing:          {skew: 0.5, seed: 1}   # for check and simulate; a trace brings its own
  *                                   # or {counts: [[[8, 0, 4, 4], ...], ...]}: by layer, rank, expert
  *   topology:         dgx_h100        # for simulate; may be named on the command line
+ *   limits:           {row_multiple: 16}          # of libraries and kernels (limits.h)
+ *   padding:          {tokens: 16, masked: true}  # of tokens_per_rank (limits.h)
+ *   checkpoint:       {save: {names: global}}     # how experts are stored, for check (checkpoint.h)
+ *   probs_gradient:   returned        # or lost: what moves probabilities to other ranks has no backward
+ *   empty_rank:       run             # or detach, bypass, skip_weights: a rank whose experts got no row
  *
  * Only model (heads and sequence excepted), layout and tokens_per_rank are required. heads: 0 leaves
  * attention out. Presets (presets.c, which says what of them our model cannot express): mixtral_8x7b,
@@ -28,6 +33,26 @@
  * an expert are neighbours. layout.pipeline_parallel: stages, each of as many layers and of consecutive
  * ranks; the first holds the embedding, the last its copy for the output head. routing.counts are by layer of
  * every micro-batch, one after the other.
+ *
+ * empty_rank: what a rank does when no row reached its experts. run: as with rows. detach: what it returns
+ * hangs on nothing, so that its backward pass leaves out the collectives from the combine to the dispatch.
+ * bypass: it returns what it had before the dispatch, and leaves out those of the dispatch alone.
+ * skip_weights: its experts get no gradient, and it does not enter the sums of those (one micro-batch).
+ *
+ * layout.sequence_parallel: 2   so many neighbours split a sequence (tensor parallelism with sequence
+ * parallelism, or context parallelism), and hold all parameters but the experts; not with attention, which
+ * needs whole sequences.
+ *
+ * What a framework may get wrong in a layout, for check:
+ *   layout.micro_batches   a list says how many each rank runs (one stage, loss per_token; not captured)
+ *   layout.data_parallel, expert_data_parallel   what the user expects of ranks / pipeline_parallel, and of
+ *                          that / expert_parallel
+ *   layout.expert_group    set; or unset: the group of the dispatcher's collectives is None, which means all
+ *                          ranks (dispatcher gshard)
+ *   layout.group_creation  which groups a rank creates, communicator by communicator. in_order: all, in one
+ *                          order; own_first: all, its own first; own_only: its own, although all ranks must
+ *                          enter the call; own_locally: its own, in a call that only members enter
+ *                          (use_local_synchronization)
  *
  * Keys of capacity, by rule (what they do: lower/RULE.c; their table: lower/rules.c):
  *   megatron    factor: 1, drop: probs (or position), pad: false
@@ -39,6 +64,9 @@
 #ifndef MOE_SCENARIO_H
 #define MOE_SCENARIO_H
 
+#include "sim/lower/aux_loss.h"
+#include "sim/lower/checkpoint.h"
+#include "sim/lower/limits.h"
 #include "sim/lower/sync.h"
 
 enum { MOE_VOCAB = 256 }; /* the model reads and predicts bytes */
@@ -73,6 +101,7 @@ void moe_capacity_text(const struct moe_capacity *c, char out[MOE_CAPACITY_TEXT]
 enum moe_optimizer { MOE_ADAMW, MOE_SGD };
 enum moe_loss { MOE_PER_TOKEN, MOE_MEAN_OF_RANKS };
 enum moe_rank_order { MOE_CONSECUTIVE, MOE_STRIDED, MOE_RANK_ORDER_COUNT };
+enum moe_empty_rank { MOE_EMPTY_RUNS, MOE_EMPTY_DETACHES, MOE_EMPTY_BYPASSES, MOE_EMPTY_SKIPS_WEIGHTS };
 enum moe_pipeline { MOE_1F1B, MOE_GPIPE };
 extern const char *const moe_rank_order_text[]; /* ends with NULL */
 
@@ -80,9 +109,14 @@ struct moe_scenario {
     char name[2 * MOE_NAME]; /* file name, for messages and tables */
     int64_t layers, hidden, ffn, experts, top_k, heads, sequence;
     int64_t ranks, expert_parallel, pipeline_parallel, micro_batches;
-    int pipeline;    /* enum moe_pipeline */
-    int rank_order;  /* enum moe_rank_order */
-    int64_t *tokens; /* [ranks] */
+    int pipeline;   /* enum moe_pipeline */
+    int rank_order; /* enum moe_rank_order */
+    int creation;   /* enum moe_creation */
+    int expert_group_unset;
+    int64_t sequence_parallel;
+    int64_t data_parallel, expert_data_parallel; /* as expected, 0: not said */
+    int64_t *tokens;                             /* [ranks] */
+    int64_t *batches; /* [ranks] micro-batches, micro_batches of them the most; NULL: as many on all */
     int64_t max_dispatch_tokens;
     int32_t *counts; /* [layers, ranks, experts] of the routing, or NULL: it is drawn */
     char dispatcher[MOE_NAME], topology[MOE_NAME];
@@ -92,15 +126,21 @@ struct moe_scenario {
     int loss;      /* enum moe_loss */
     struct moe_sync_order sync;
     int overlap_grad_reduce;
-    double learning_rate, clip_norm, aux_loss, skew;
+    struct moe_aux_loss aux_loss;
+    struct moe_limits limits;
+    int probs_detached;
+    int empty_rank;             /* enum moe_empty_rank */
+    struct moe_padding padding; /* tokens are without that which is masked */
+    struct moe_checkpoint_keys checkpoint;
+    double learning_rate, clip_norm, skew;
     int64_t seed;
     char *text; /* the YAML itself, kept with a capture */
 };
 
-/* Errors: MOE_EINPUT "file:line: ..." for YAML errors, unknown keys, values out of range, expert_parallel
- * that does not divide ranks or experts, top_k above experts, a token list of another length than ranks,
- * counts that are not those of the tokens, an unknown dispatcher or capacity rule, keys that the rule does
- * not know. */
+/* Errors: MOE_ELAYOUT "file:line: ..." for what moe_scenario_check_layout refuses; MOE_EINPUT for YAML
+ * errors, unknown keys, values out of range, top_k above experts, a token list of another length than ranks,
+ * counts that are not those of the tokens, an unknown dispatcher or capacity rule, keys that the rule
+ * does not know. */
 int moe_scenario_load(const char *path, struct moe_scenario **out);
 int moe_scenario_parse(const char *name, const char *text, struct moe_scenario **out);
 void moe_scenario_free(struct moe_scenario *sc);
@@ -112,8 +152,8 @@ int64_t moe_scenario_tokens(const struct moe_scenario *sc);
 struct moe_routing;
 struct moe_routing *moe_scenario_routing(const struct moe_scenario *sc);
 
-/* Does expert_parallel divide the ranks of a stage, and experts; and the stages ranks and layers? Errors:
- * MOE_EINPUT, without file and line. */
+/* Does expert_parallel divide the ranks of a stage, and experts; and the stages ranks and layers; and are the
+ * sizes that follow those that are expected? Errors: MOE_ELAYOUT, without file and line. */
 int moe_scenario_check_layout(const struct moe_scenario *sc);
 /* Sets the sizes of the model to those of a preset. Errors: MOE_EINPUT for an unknown name, with the nearest
  * one, without file and line. Source: presets.c. */

@@ -6,6 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* Was anything said that an absent verdict of the class could prove? */
+static bool is_asked(int check_class, const struct moe_input *in)
+{
+    const struct moe_limits *l = &in->scenario->limits;
+    if (check_class == 10) return l->n_users || l->cuda_graph || in->scenario->max_dispatch_tokens;
+    if (check_class == 11) return l->rank_factor > 0;
+    if (check_class == 15) return in->scenario->checkpoint.given;
+    return true;
+}
+
 static void print_numbers(const int *number, int n, FILE *out)
 {
     for (int first = 0, last; first < n; first = last + 1) {
@@ -27,10 +37,11 @@ void moe_print_verdict(const struct moe_verdict *v, FILE *out)
     fprintf(out, ")");
 }
 
-void moe_print_classes(void)
+void moe_print_classes(const struct moe_input *in)
 {
     for (int i = 0; i < moe_check_n_classes; i++)
-        printf("  C%d %s\n", moe_check_classes[i].number, moe_check_classes[i].text);
+        if (!in || is_asked(moe_check_classes[i].number, in))
+            printf("  C%d %s\n", moe_check_classes[i].number, moe_check_classes[i].text);
 }
 
 /* "C1" */
@@ -50,7 +61,7 @@ static void print_text(const struct moe_verdicts *verdicts, int errors, const st
     else
         printf("no errors: ");
     moe_input_print(in);
-    if (!errors) moe_print_classes();
+    if (!errors) moe_print_classes(in);
 }
 
 static json_t *outcomes_json(void)
@@ -79,7 +90,8 @@ static void print_json(const struct moe_verdicts *verdicts, int errors, const st
     json_t *list = json_array(), *proven = json_array();
     for (int i = 0; i < verdicts->n; i++) json_array_append_new(list, moe_verdict_json(&verdicts->item[i]));
     for (int i = 0; i < moe_check_n_classes && !errors; i++)
-        json_array_append_new(proven, class_json(moe_check_classes[i].number));
+        if (is_asked(moe_check_classes[i].number, in))
+            json_array_append_new(proven, class_json(moe_check_classes[i].number));
     moe_print_json(json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input",
                              moe_input_json(in), "errors", errors, "verdicts", list, "proven", proven));
 }
@@ -103,13 +115,33 @@ int moe_check_input(const struct moe_args *args, const struct moe_input *in)
     return err;
 }
 
+/* Sizes of a layout that do not go together: there is no schedule, and this is the only verdict. */
+static void print_layout(const struct moe_args *args)
+{
+    char text[512];
+    snprintf(text, sizeof text, "%s", moe_error());
+    if (!args->json) {
+        printf("error C13: layout: %s\n1 error\n", text);
+        return;
+    }
+    json_t *verdict = json_pack("{s:s, s:s, s:[], s:[], s:[s], s:o}", "class", "C13", "severity", "error",
+                                "ranks", "layers", "ops", "layout", "text", moe_json_text(text));
+    moe_print_json(json_pack("{s:s, s:{s:o}, s:i, s:[o], s:[]}", "schema", "moesim.check/1", "input", "name",
+                             moe_json_text(args->input), "errors", 1, "verdicts", verdict, "proven"));
+}
+
 int moe_cli_check(const struct moe_args *args)
 {
     struct moe_input in;
     struct moe_verdicts verdicts = {0};
     int errors = 0, err;
     if (args->stress) return moe_check_stress(args);
-    MOE_TRY_GOTO(moe_input_load(args, &in));
+    err = moe_input_load(args, &in);
+    if (err == MOE_ELAYOUT) {
+        print_layout(args);
+        errors = 1;
+    }
+    if (err < 0) goto done;
     moe_check(in.schedule, in.routing, &verdicts);
     for (int i = 0; i < verdicts.n; i++) errors += verdicts.item[i].severity == MOE_SEVERITY_ERROR;
     (args->json ? print_json : print_text)(&verdicts, errors, &in);

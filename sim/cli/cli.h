@@ -82,7 +82,8 @@ void moe_result_json(const struct moe_sim_result *r, json_t *object);
 struct moe_verdict;
 void moe_print_verdict(const struct moe_verdict *v, FILE *out); /* without the end of the line */
 json_t *moe_verdict_json(const struct moe_verdict *v);
-void moe_print_classes(void);                      /* what check proves, a line each */
+/* What check proves, a line each: what it was asked, or all without an input. */
+void moe_print_classes(const struct moe_input *in);
 int moe_check_stress(const struct moe_args *args); /* stress.c */
 /* MOE_EVERDICT and the first error that check finds, or MOE_OK. */
 int moe_check_input(const struct moe_args *args, const struct moe_input *in);

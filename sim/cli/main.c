@@ -182,7 +182,7 @@ static void print_command_help(enum command_id id)
     }
     if (id != CHECK) return;
     puts("\nWhat no error means:");
-    moe_print_classes();
+    moe_print_classes(NULL);
 }
 
 /* ---- parsing ---- */

@@ -59,8 +59,10 @@ static void write_scenario(const struct moe_scenario *sc, FILE *f)
         fputc('\n', f);
     }
     moe_yaml_free(root);
+    int64_t masked = sc->padding.masked ? sc->padding.tokens : 0;
     fprintf(f, "tokens_per_rank: [");
-    for (int64_t r = 0; r < sc->ranks; r++) fprintf(f, "%s%lld", r ? ", " : "", (long long)sc->tokens[r]);
+    for (int64_t r = 0; r < sc->ranks; r++)
+        fprintf(f, "%s%lld", r ? ", " : "", (long long)(sc->tokens[r] + masked));
     fprintf(f, "]\n");
     write_counts(sc, f);
 }

@@ -21,7 +21,8 @@ static struct moe_ref gather(struct moe_builder *b, const struct moe_layer *m, c
                         .stream = MOE_STREAM_COMM,
                         .send = moe_mul(b, m->T, width),
                         .recv = moe_mul(b, tokens_of_peer, width),
-                        .needs_grad = source.role == MOE_BUF_ACTIVATION,
+                        .needs_grad = source.role == MOE_BUF_ACTIVATION &&
+                                      !(m->probs_detached && from.buffer == m->prob.buffer),
                         MOE_READS(from),
                         MOE_WRITES(to)};
     moe_copy_name(op.name, name);

@@ -39,11 +39,12 @@ static struct arrivals exchange_counts(struct moe_builder *b, const struct moe_l
                              of_expert};
 }
 
-/* Every rank believes that the others pad to its own capacity. */
+/* Every rank believes that the others pad to its own capacity. A group that was not set has other peers than
+ * those that split the experts, and splits the rows among them. */
 static struct arrivals padded_arrivals(struct moe_builder *b, const struct moe_layer *m)
 {
-    int here = m->n_experts / m->ep_size;
-    int of_peer = moe_mul(b, m->padded_rows, moe_const(b, here));
+    int here = m->n_experts / m->ep_size, peers = moe_group_size(&b->s->comms[m->ep_comm], 0);
+    int of_peer = moe_mul(b, m->padded_rows, moe_const(b, m->n_experts / peers));
     struct moe_symbol y = {.scope = MOE_SCOPE_EXPERT, .comm = -1, .cols = here};
     y.expr = moe_mul(b, m->padded_rows, moe_const(b, m->ep_size));
     int of_expert = moe_new_symbol(b, "padded_rows_of_expert", -1, false, y);

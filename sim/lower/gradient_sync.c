@@ -44,7 +44,9 @@ static int comm_of(const struct moe_lower_sync *sync, int group)
                                         [MOE_GROUP_EDP] = sync->groups.edp,
                                         [MOE_GROUP_PP] = sync->groups.pp,
                                         [MOE_GROUP_TIED] = sync->groups.tied,
-                                        [MOE_GROUP_EP_PP] = sync->groups.ep_pp};
+                                        [MOE_GROUP_EP_PP] = sync->groups.ep_pp,
+                                        [MOE_GROUP_SP] = sync->groups.sp,
+                                        [MOE_GROUP_ACROSS_SP] = sync->groups.across_sp};
     return comms[group];
 }
 
@@ -71,7 +73,7 @@ static int product(struct moe_builder *b, const struct moe_lower_sync *sync, int
     return number == 1 ? out : moe_mul(b, out, moe_const(b, number));
 }
 
-static void emit_sum(struct moe_builder *b, const struct moe_param *p, int comm)
+static void emit_sum(struct moe_builder *b, const struct moe_param *p, int comm, int when)
 {
     struct moe_ref grad = moe_ref(p->grad);
     if (!is_shared(b->s, comm)) return;
@@ -79,6 +81,7 @@ static void emit_sum(struct moe_builder *b, const struct moe_param *p, int comm)
              (struct moe_op){.kind = MOE_COLLECTIVE,
                              .collective = MOE_ALLREDUCE,
                              .comm = comm,
+                             .when = when,
                              .stream = MOE_STREAM_COMM,
                              MOE_READS(grad),
                              MOE_WRITES(grad)});
@@ -153,12 +156,20 @@ static bool sums(const struct moe_sync_step *step)
     return step->act == MOE_SYNC_SUM || step->act == MOE_SYNC_AVERAGE;
 }
 
+/* Does the stage that is being written carry out the step? */
+static bool is_on(const struct moe_builder *b, const struct moe_sync_step *step)
+{
+    const struct moe_role *role = &b->s->roles[b->role];
+    return step->on == MOE_ON_ALL ||
+           (step->on == MOE_ON_FIRST ? role->first_layer == 0 : role->end_layer == b->s->n_layers);
+}
+
 static void emit_step(struct moe_builder *b, const struct moe_lower_sync *sync,
                       const struct moe_sync_step *step, const struct moe_param *p)
 {
     struct moe_factor group = {MOE_FACTOR_GROUP, step->over};
-    if (!is_of(step, p)) return;
-    if (sums(step)) emit_sum(b, p, comm_of(sync, step->over));
+    if (!is_of(step, p) || !is_on(b, step)) return;
+    if (sums(step)) emit_sum(b, p, comm_of(sync, step->over), p->shard < 0 ? MOE_UNSET : sync->rows);
     switch (step->act) {
     case MOE_SYNC_AVERAGE: emit_scale(b, p, product(b, sync, 1, &group), MOE_UNSET); break;
     case MOE_SYNC_DIVIDE:
@@ -253,7 +264,7 @@ static void lower_norms(struct moe_builder *b, struct moe_lower_sync *sync, int 
     for (int i = from; i < to; i++) {
         const struct moe_sync_step *step = &sync->order.step[i];
         int comm = comm_of(sync, step->over);
-        if (step->over == MOE_GROUP_NONE || !is_shared(b->s, comm)) continue;
+        if (step->over == MOE_GROUP_NONE || !is_shared(b->s, comm) || !is_on(b, step)) continue;
         if (block < 0) moe_run_block(b, block = moe_new_block(b, "norm", MOE_CLIPPING, false), 0);
         bool shared = false, experts = false;
         for (int p = 0; p < b->s->n_params; p++)

@@ -23,6 +23,16 @@ static void make_stage_comms(struct moe_builder *b, const struct moe_scenario *s
     out->copies = moe_new_comm(b, "tied_dp", (last - 1) * each + 1, key);
 }
 
+static void make_sequence_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out,
+                                int *key)
+{
+    int n = (int)sc->ranks, split = (int)sc->sequence_parallel, each = n / (int)sc->pipeline_parallel;
+    for (int r = 0; r < n; r++) key[r] = r / split;
+    out->sp = moe_new_comm(b, "sp", n / split, key);
+    for (int r = 0; r < n; r++) key[r] = r / each * split + r % split;
+    out->across_sp = moe_new_comm(b, "across_sp", n / each * split, key);
+}
+
 /* The ranks of a stage as a grid: its rows are consecutive ranks, its columns ranks at the stride of a row.
  * Rows split the experts and columns hold copies; with rank order strided it is the other way round. */
 void moe_lower_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out)
@@ -44,5 +54,8 @@ void moe_lower_comms(struct moe_builder *b, const struct moe_scenario *sc, struc
     out->pp = out->tied = -1;
     out->ep_pp = out->ep;
     if (n > each) make_stage_comms(b, sc, out, key);
+    out->sp = -1;
+    out->across_sp = out->dp;
+    if (sc->sequence_parallel > 1) make_sequence_comms(b, sc, out, key);
     free(key);
 }

@@ -7,7 +7,7 @@
 
 static const struct moe_dispatcher dispatchers[] = {
     {"alltoall", moe_alltoall, .pads = true},
-    {"allgather", moe_allgather},
+    {"allgather", moe_allgather, .moves_probs = true},
     {"deepep", moe_deepep, .dropless = true, .once = true},
     {"deepep_low_latency", moe_deepep_low_latency, .dropless = true},
     {"nvlink_one_sided", moe_nvlink_one_sided, .dropless = true, .once = true},
@@ -24,7 +24,8 @@ struct model {
     struct moe_ref normed;           /* [T, H] behind the last norm */
     struct moe_ref emb, router, gain, moe_gain, last_gain, wqkv, wo; /* parameters */
     struct moe_ref token, target, loss, aux, logits, prediction;
-    int V, one, dp, dp_tokens; /* dp: communicator; dp_tokens: of a micro-batch, on all ranks of a stage */
+    struct moe_lower_aux balance;
+    int V, one, dp_tokens; /* dp_tokens: of a micro-batch, on all ranks of a stage */
 };
 
 static struct moe_ref param(struct moe_builder *b, const struct model *m, const char *name, int extent,
@@ -149,14 +150,24 @@ struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *
     int e = moe_const(b, m->n_experts / m->ep_size), two_f = moe_mul(b, moe_const(b, 2), m->F);
     struct moe_ref h = moe_rows(b, m, "h", n, two_f), a = moe_rows(b, m, "a", n, m->F);
     struct moe_ref out = moe_rows(b, m, "expert_out", n, m->H);
-    moe_emit(b, (struct moe_op){.name = "expert_in",
-                                .kernel = MOE_K_GROUPED_GEMM,
-                                .type = m->type,
-                                .needs_grad = 3,
-                                .group = group,
-                                MOE_READS(rows, m->w1),
-                                MOE_WRITES(h),
-                                MOE_SIZES(e, two_f, m->H)});
+    struct moe_op first = {.name = "expert_in",
+                           .kernel = MOE_K_GROUPED_GEMM,
+                           .type = m->type,
+                           .needs_grad = 3,
+                           .group = group,
+                           MOE_READS(rows, m->w1),
+                           MOE_WRITES(h),
+                           MOE_SIZES(e, two_f, m->H)};
+    struct moe_op second = {.name = "expert_out",
+                            .kernel = MOE_K_GROUPED_GEMM,
+                            .type = m->type,
+                            .needs_grad = 3,
+                            .group = group,
+                            MOE_READS(a, m->w2),
+                            MOE_WRITES(out),
+                            MOE_SIZES(e, m->H, m->F)};
+    moe_lower_row_limits(b, m, n, group, &first, &second);
+    moe_emit(b, first);
     moe_emit(b, (struct moe_op){.name = "swiglu",
                                 .kernel = MOE_K_SWIGLU,
                                 .type = m->type,
@@ -165,14 +176,7 @@ struct moe_ref moe_lower_experts(struct moe_builder *b, const struct moe_layer *
                                 MOE_READS(h),
                                 MOE_WRITES(a),
                                 MOE_SIZES(n, m->F)});
-    moe_emit(b, (struct moe_op){.name = "expert_out",
-                                .kernel = MOE_K_GROUPED_GEMM,
-                                .type = m->type,
-                                .needs_grad = 3,
-                                .group = group,
-                                MOE_READS(a, m->w2),
-                                MOE_WRITES(out),
-                                MOE_SIZES(e, m->H, m->F)});
+    moe_emit(b, second);
     return out;
 }
 
@@ -280,34 +284,6 @@ static void lower_attention(struct moe_builder *b, const struct model *m)
     emit_add(b, m, "attention_residual", m->stream, out, m->attended);
 }
 
-/* Choice i of a token costs the square of how popular expert i is with all ranks (founding_cases.md A.0b 7).
- * The loss is summed over tokens like the cross entropy, so it is multiplied by the tokens
- * of all ranks here. */
-static void lower_aux_loss(struct moe_builder *b, const struct model *m)
-{
-    const struct moe_layer *y = &m->layer;
-    struct moe_ref all = buffer(b, "all_counts", MOE_BUF_INDEX, MOE_I64, y->n_layers, y->E);
-    moe_emit(b, (struct moe_op){.name = "sum_counts",
-                                .kind = MOE_COLLECTIVE,
-                                .collective = MOE_ALLREDUCE,
-                                .comm = m->dp,
-                                .type = MOE_I64,
-                                .stream = MOE_STREAM_COMM,
-                                .send = y->E,
-                                .recv = y->E,
-                                MOE_READS(y->counts),
-                                MOE_WRITES(all)});
-    moe_emit(b, (struct moe_op){.name = "aux_loss",
-                                .kernel = MOE_K_AUX_LOSS,
-                                .type = y->type,
-                                .needs_grad = 1,
-                                .divisor = m->dp_tokens,
-                                .factor = m->sc->aux_loss * (double)m->sc->experts / (double)m->sc->top_k,
-                                MOE_READS(y->prob, all),
-                                MOE_WRITES(m->aux),
-                                MOE_SIZES(y->T, y->E)});
-}
-
 static void lower_layer(struct moe_builder *b, struct model *m)
 {
     struct moe_layer *y = &m->layer;
@@ -324,7 +300,8 @@ static void lower_layer(struct moe_builder *b, struct model *m)
                                 .flops = times(b, moe_mul(b, y->T, y->E), MOE_SOFTMAX_FLOPS),
                                 MOE_WRITES(y->prob, y->expert, y->slot, y->counts),
                                 MOE_SIZES(y->T, y->E, y->K)});
-    if (m->sc->aux_loss > 0) lower_aux_loss(b, m);
+    double aux = m->sc->aux_loss.coefficient;
+    if (aux > 0) moe_lower_aux_loss(b, y, &m->balance, aux, m->aux);
     struct moe_layer left = *y; /* what the rule lets leave; the next stage starts anew */
     m->rule->limit(b, &left, &capacity);
     moe_assert(left.padded_rows || !m->dispatcher->always_pads);
@@ -408,6 +385,10 @@ static void lower_stage(struct moe_builder *b, struct model *m, struct moe_lower
     }
     pipe->d_layer = moe_new_block(b, "layer", MOE_BACKWARD, true);
     moe_emit_backward(b, pipe->layer);
+    if (m->sc->empty_rank) {
+        int rows = moe_lower_empty(b, pipe->layer, pipe->d_layer, m->sc->empty_rank);
+        sync->rows = m->sc->empty_rank == MOE_EMPTY_SKIPS_WEIGHTS ? rows : MOE_UNSET;
+    }
     pipe->early = m->sc->overlap_grad_reduce ? moe_lower_sync_early(b, sync) : -1;
     if (pipe->stage == 0) {
         pipe->d_embed = moe_new_block(b, "embedding", MOE_BACKWARD, false);
@@ -419,19 +400,44 @@ static void lower_stage(struct moe_builder *b, struct model *m, struct moe_lower
 }
 
 /* Stages differ where the ends do, and in their layers: each is a role. */
-static void lower_stages(struct moe_builder *b, struct model *m, struct moe_lower_sync *sync)
+static void lower_stages(struct moe_builder *b, struct model *m, struct moe_lower_pipe *pipe,
+                         struct moe_lower_sync *sync)
 {
-    const struct moe_scenario *sc = m->sc;
-    int n = (int)sc->pipeline_parallel, each = (int)sc->layers / n;
-    struct moe_lower_pipe pipe;
-    moe_lower_pipe_open(b, m->stream, moe_mul(b, m->layer.T, m->layer.H), n, &pipe);
-    for (pipe.stage = 0; pipe.stage < n; pipe.stage++) {
-        if (pipe.stage) moe_new_role(b);
-        b->s->roles[b->role].first_layer = pipe.stage * each;
-        b->s->roles[b->role].end_layer = (pipe.stage + 1) * each;
-        lower_stage(b, m, &pipe, sync);
+    int n = pipe->n_stages, each = (int)m->sc->layers / n;
+    for (pipe->stage = 0; pipe->stage < n; pipe->stage++) {
+        if (pipe->stage) moe_new_role(b);
+        b->s->roles[b->role].first_layer = pipe->stage * each;
+        b->s->roles[b->role].end_layer = (pipe->stage + 1) * each;
+        lower_stage(b, m, pipe, sync);
     }
     for (int r = 0; r < b->s->n_ranks; r++) b->s->role_of[r] = r / (b->s->n_ranks / n);
+}
+
+/* Ranks that run as many micro-batches share a role. */
+static void lower_batches(struct moe_builder *b, struct model *m, struct moe_lower_pipe *pipe,
+                          struct moe_lower_sync *sync)
+{
+    int role = -1;
+    for (pipe->n_micro = 1; pipe->n_micro <= m->sc->micro_batches; pipe->n_micro++) {
+        bool any = false;
+        for (int r = 0; r < b->s->n_ranks; r++) any |= m->sc->batches[r] == pipe->n_micro;
+        if (!any) continue;
+        if (++role) moe_new_role(b);
+        b->s->roles[b->role].end_layer = (int)m->sc->layers;
+        b->s->roles[b->role].n_micro = pipe->n_micro;
+        lower_stage(b, m, pipe, sync);
+        for (int r = 0; r < b->s->n_ranks; r++)
+            if (m->sc->batches[r] == pipe->n_micro) b->s->role_of[r] = role;
+    }
+}
+
+static void lower_roles(struct moe_builder *b, struct model *m, struct moe_lower_sync *sync)
+{
+    struct moe_lower_pipe pipe;
+    moe_lower_pipe_open(b, m->stream, moe_mul(b, m->layer.T, m->layer.H), (int)m->sc->pipeline_parallel,
+                        &pipe);
+    pipe.n_micro = b->s->n_micro;
+    (m->sc->batches ? lower_batches : lower_stages)(b, m, &pipe, sync);
 }
 
 /* Tokens; every stage sees those of the first. */
@@ -446,7 +452,8 @@ static void make_sizes(struct moe_builder *b, struct model *m, struct moe_groups
         m->dp_tokens = moe_ceil(b, m->dp_tokens, moe_const(b, m->sc->pipeline_parallel), 1);
     groups->tokens = b->s->n_micro > 1 ? moe_mul(b, m->layer.T, micro) : m->layer.T;
     groups->world_tokens = b->s->n_micro > 1 ? moe_mul(b, m->dp_tokens, micro) : m->dp_tokens;
-    m->dp = m->layer.stage_comm = groups->dp;
+    m->layer.stage_comm = groups->dp;
+    if (m->sc->batches) groups->world_tokens = moe_const(b, moe_scenario_tokens(m->sc));
 }
 
 static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
@@ -464,8 +471,11 @@ static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dis
     b.s->n_micro = (int)sc->micro_batches;
     y->ep_size = (int)sc->expert_parallel;
     y->type = (enum moe_type)sc->dtype;
+    y->limits = &sc->limits;
+    y->probs_detached = sc->probs_detached;
+    b.s->creation = (enum moe_creation)sc->creation;
     moe_lower_comms(&b, sc, &groups);
-    y->ep_comm = groups.ep;
+    y->ep_comm = sc->expert_group_unset ? 0 : groups.ep;
     make_sizes(&b, &m, &groups);
     y->H = moe_const(&b, sc->hidden);
     y->F = moe_const(&b, sc->ffn);
@@ -476,10 +486,16 @@ static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dis
     m.one = moe_const(&b, 1);
     make_params(&b, &m, &groups);
     make_buffers(&b, &m);
-    if (sc->aux_loss > 0) m.aux = buffer(&b, "aux_loss", MOE_BUF_OUTPUT, y->type, y->n_layers, m.one);
-    int err = moe_lower_sync_open(&b, sc, &groups, &sync);
+    moe_lower_claims(&b, y, &sc->padding);
+    if (sc->expert_group_unset) moe_lower_unset_group(&b, y);
+    if (sc->aux_loss.coefficient > 0) {
+        m.aux = buffer(&b, "aux_loss", MOE_BUF_OUTPUT, y->type, y->n_layers, m.one);
+        moe_lower_aux_open(&b, sc, &groups, y->T, m.dp_tokens, &m.balance);
+    }
+    int err = moe_lower_checkpoint(&b, sc);
+    if (err >= 0) err = moe_lower_sync_open(&b, sc, &groups, &sync);
     if (err >= 0) {
-        lower_stages(&b, &m, &sync);
+        lower_roles(&b, &m, &sync);
         moe_sync_free(&sync.order);
     }
     *out = moe_builder_close(&b);
@@ -518,6 +534,20 @@ int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *d
     if (dispatcher->dropless && rule->limit != moe_limit_dropless)
         return moe_fail(MOE_EINPUT, "%s: dispatcher %s does not go with capacity rule %s, expected dropless",
                         sc->name, dispatcher->name, rule->name);
+    if (sc->expert_group_unset && (!dispatcher->always_pads || sc->experts % sc->ranks))
+        return moe_fail(
+            MOE_EINPUT,
+            "%s: expert_group unset: all ranks must be able to split the experts' rows in equal parts, "
+            "expected dispatcher gshard, and experts (%lld) a multiple of ranks (%lld)",
+            sc->name, (long long)sc->experts, (long long)sc->ranks);
+    if (sc->empty_rank == MOE_EMPTY_SKIPS_WEIGHTS && sc->micro_batches > 1)
+        return moe_fail(MOE_EINPUT, "%s: empty_rank skip_weights goes with one micro-batch", sc->name);
+    if (sc->probs_detached && !dispatcher->moves_probs)
+        return moe_fail(
+            MOE_EINPUT,
+            "%s: probs_gradient: dispatcher %s moves no probabilities as a collective of their own, "
+            "expected allgather",
+            sc->name, dispatcher->name);
     if (dispatcher->once && sc->counts)
         return moe_fail(
             MOE_EINPUT,

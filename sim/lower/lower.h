@@ -32,6 +32,8 @@ struct moe_layer {
     int T, H, F, K, E;
     int n_layers, n_experts, ep_size, ep_comm;
     int stage_comm; /* ranks that have different tokens: those of a stage */
+    const struct moe_limits *limits;
+    bool probs_detached; /* what moves prob to other ranks is not differentiable */
     enum moe_type type;
 };
 
@@ -44,6 +46,7 @@ struct moe_dispatcher {
     bool dropless;    /* goes with rules that drop nothing only: counts do not tell what else it would send */
     bool always_pads; /* the capacity rule must pad; dropless pads to the largest count of the group */
     bool once;        /* sends a token once to a rank: counts by expert do not tell how many go there */
+    bool moves_probs; /* to the ranks of the experts */
 };
 void moe_alltoall(struct moe_builder *b, const struct moe_layer *m);           /* alltoall.c */
 void moe_allgather(struct moe_builder *b, const struct moe_layer *m);          /* allgather.c */
@@ -125,15 +128,39 @@ static inline void moe_lower_move(struct moe_builder *b, const struct moe_layer 
     moe_lower_move_by(MOE_BY_NCCL, b, m, name, from, send, to, recv);
 }
 
+/* limits.c: what must hold before the step, and of the rows of experts, which operations `in` and `out` read:
+ * n, an expression, in all, and the symbol of_expert. */
+void moe_lower_claims(struct moe_builder *b, const struct moe_layer *m, const struct moe_padding *padding);
+void moe_lower_unset_group(struct moe_builder *b, const struct moe_layer *m);
+void moe_lower_row_limits(struct moe_builder *b, const struct moe_layer *m, int n, int of_expert,
+                          struct moe_op *in, struct moe_op *out);
+
+/* empty.c: which collectives of the block `backward`, that undoes `forward`, a rank without rows leaves out.
+ * mode: enum moe_empty_rank. Returns the rows of the experts of a layer, an expression. */
+int moe_lower_empty(struct moe_builder *b, int forward, int backward, int mode);
+
 /* Communicators, and sizes, by the names of sync.h. */
 struct moe_groups {
-    int dp, ep, edp, pp, tied, ep_pp; /* communicators; -1: each rank is alone */
+    int dp, ep, edp, pp, tied, ep_pp, sp, across_sp; /* communicators; -1: each rank is alone */
     int copies;               /* communicator: ranks that hold the embedding; dp where there is one stage */
     int tokens, world_tokens; /* expressions; of all micro-batches of a step */
 };
 
 /* layout.c: adds the communicators of the layout to the schedule. The ranks of a stage are a grid. */
 void moe_lower_comms(struct moe_builder *b, const struct moe_scenario *sc, struct moe_groups *out);
+/* aux_loss.c: the load-balancing loss `loss` of a layer, from its probabilities and counts; comm: whose
+ * counts, -1: the rank's own; divisor, times, factor: expressions, by word. */
+struct moe_lower_aux {
+    int comm, divisor, times, factor[MOE_AUX_FACTOR_COUNT];
+};
+/* T, dp_tokens: tokens of a micro-batch on the rank, and on all of its stage. */
+void moe_lower_aux_open(struct moe_builder *b, const struct moe_scenario *sc, const struct moe_groups *groups,
+                        int T, int dp_tokens, struct moe_lower_aux *out);
+void moe_lower_aux_loss(struct moe_builder *b, const struct moe_layer *y, const struct moe_lower_aux *a,
+                        double coefficient, struct moe_ref loss);
+
+/* checkpoint.c. Errors: MOE_ELAYOUT where the ranks that load cannot split the experts. */
+int moe_lower_checkpoint(struct moe_builder *b, const struct moe_scenario *sc);
 
 /* gradient_sync.c: from gradients to updates. */
 struct moe_lower_sync {
@@ -142,6 +169,7 @@ struct moe_lower_sync {
     struct moe_sync_order order; /* that of the scenario, or its default; what loss asks for before it */
     int n_early; /* of its steps: done for the parameters of layers behind their backward pass */
     int one;     /* expression */
+    int rows;    /* expression: experts' gradients are summed where it is not 0; 0 itself: always */
     int shared_norm, expert_norm; /* buffers, 0: none */
 };
 /* Errors: MOE_EINPUT for a step that names no parameter. Free with moe_sync_free(&out->order). */
@@ -160,7 +188,7 @@ void moe_lower_sync(struct moe_builder *b, struct moe_lower_sync *sync);
  * as there are stages behind, then one backward for each forward pass, the transfers of both in one
  * (Narayanan et al. 2021, section 2.2). With one stage, the micro-batches one after the other. */
 struct moe_lower_pipe {
-    int n_stages, stage;
+    int n_stages, stage, n_micro;                            /* n_micro: that the role runs */
     int embed, layer, head, d_head, d_layer, d_embed, early; /* blocks of the stage; -1: it has none */
     /* Transfers: forward, backward, and both at once, to (or from) the next stage and the one before. */
     int next[3], previous[3];

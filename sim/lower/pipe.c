@@ -114,19 +114,19 @@ static void run_backward(struct moe_builder *b, const struct moe_lower_pipe *pip
     run(b, pipe->d_head, micro, end_layer(b));
     for (int l = end_layer(b) - 1; l >= first_layer(b); l--) {
         run(b, pipe->d_layer, micro, l);
-        if (micro == b->s->n_micro - 1) run(b, pipe->early, 0, l);
+        if (micro == pipe->n_micro - 1) run(b, pipe->early, 0, l);
     }
     run(b, pipe->d_embed, micro, 0);
 }
 
 static void run_gpipe(struct moe_builder *b, const struct moe_lower_pipe *pipe)
 {
-    for (int i = 0; i < b->s->n_micro; i++) {
+    for (int i = 0; i < pipe->n_micro; i++) {
         run_previous(b, pipe, FORWARD, i);
         run_forward(b, pipe, i);
         run_next(b, pipe, FORWARD, i);
     }
-    for (int i = 0; i < b->s->n_micro; i++) {
+    for (int i = 0; i < pipe->n_micro; i++) {
         run_next(b, pipe, BACKWARD, i);
         run_backward(b, pipe, i);
         run_previous(b, pipe, BACKWARD, i);
@@ -135,7 +135,7 @@ static void run_gpipe(struct moe_builder *b, const struct moe_lower_pipe *pipe)
 
 static void run_1f1b(struct moe_builder *b, const struct moe_lower_pipe *pipe)
 {
-    int M = b->s->n_micro, behind = pipe->n_stages - 1 - pipe->stage, ahead = behind < M ? behind : M;
+    int M = pipe->n_micro, behind = pipe->n_stages - 1 - pipe->stage, ahead = behind < M ? behind : M;
     for (int i = 0; i < ahead; i++) {
         run_previous(b, pipe, FORWARD, i);
         run_forward(b, pipe, i);

@@ -13,6 +13,8 @@ static const char *const acts[] = {MOE_SYNC_ACTS(X) NULL};
 const char *const moe_sync_group_text[] = {MOE_SYNC_GROUPS(X) NULL};
 #undef X
 
+static const char *const stages[] = {"all", "first", "last", NULL};
+
 struct draft {
     struct moe_sync_step step;
     const struct moe_yaml *by, *times;
@@ -21,13 +23,15 @@ static const struct moe_key keys[] = {
     {"do", MOE_KEY_CHOICE, offsetof(struct draft, step.act), .required = true, .choices = acts},
     {"of", MOE_KEY_TEXT, offsetof(struct draft, step.of)},
     {"over", MOE_KEY_CHOICE, offsetof(struct draft, step.over), .choices = moe_sync_group_text},
+    {"on", MOE_KEY_CHOICE, offsetof(struct draft, step.on), .choices = stages},
     {"by", MOE_KEY_NODE, offsetof(struct draft, by)},
     {"times", MOE_KEY_NODE, offsetof(struct draft, times)},
 };
 
 static int read_factor(const struct moe_yaml *node, struct moe_factor *out)
 {
-    static const char *const names[] = {"world", "dp", "ep", "edp", "pp", "ep_pp", "tokens", "world_tokens"};
+    static const char *const names[] = {"world", "dp", "ep",        "edp",    "pp",
+                                        "ep_pp", "sp", "across_sp", "tokens", "world_tokens"};
     enum { N = sizeof names / sizeof *names };
     const char *text = node->kind == MOE_YAML_SCALAR ? node->text : "";
     char *end;

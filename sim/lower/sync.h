@@ -19,7 +19,9 @@
  *   of    all, shared (what every rank of the group dp holds), experts, or a parameter by its name
  *   over  world, dp (ranks of a stage, which hold the same shared parameters), ep (ranks that split its
  *         experts), edp (ranks that hold the same experts), pp (the ranks of a pipeline, one of each stage),
- *         tied (its first and last, which hold the embedding), ep_pp (all stages of ep), none
+ *         tied (its first and last, which hold the embedding), ep_pp (all stages of ep), sp (ranks of dp that
+ *         split a sequence), across_sp (ranks of dp at the same place of it), none
+ *   on    all stages of a pipeline, or the first or last alone: ranks of others leave the step out
  *   by, times   a group: its size; tokens: those of the rank; world_tokens: of all ranks; or a number
  *
  * Steps are carried out in this order for each parameter; sums, averages and divisions that follow each other
@@ -39,7 +41,7 @@ struct moe_yaml;
         X(SUM, "sum") X(AVERAGE, "average") X(DIVIDE, "divide") \
         X(NORM, "norm") X(CLIP, "clip") X(UPDATE, "update")
 #define MOE_SYNC_GROUPS(X) X(NONE, "none") X(WORLD, "world") X(DP, "dp") X(EP, "ep") X(EDP, "edp") \
-        X(PP, "pp") X(TIED, "tied") X(EP_PP, "ep_pp")
+        X(PP, "pp") X(TIED, "tied") X(EP_PP, "ep_pp") X(SP, "sp") X(ACROSS_SP, "across_sp")
 /* clang-format on */
 #define X(name, text) MOE_SYNC_##name,
 enum moe_sync_act { MOE_SYNC_ACTS(X) MOE_SYNC_ACT_COUNT };
@@ -49,6 +51,7 @@ enum moe_sync_group { MOE_SYNC_GROUPS(X) MOE_GROUP_COUNT };
 #undef X
 extern const char *const moe_sync_group_text[]; /* ends with NULL */
 
+enum moe_sync_on { MOE_ON_ALL, MOE_ON_FIRST, MOE_ON_LAST };
 enum { MOE_SYNC_FACTORS = 4 };
 enum moe_factor_kind { MOE_FACTOR_NUMBER, MOE_FACTOR_GROUP, MOE_FACTOR_TOKENS, MOE_FACTOR_WORLD_TOKENS };
 struct moe_factor {
@@ -60,6 +63,7 @@ struct moe_sync_step {
     int act; /* enum moe_sync_act */
     char of[MOE_NAME];
     int over; /* enum moe_sync_group */
+    int on;   /* enum moe_sync_on */
     int n_by, n_times;
     struct moe_factor by[MOE_SYNC_FACTORS], times[MOE_SYNC_FACTORS];
     int line; /* of the file, 0: nobody wrote it */

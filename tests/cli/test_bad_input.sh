@@ -86,7 +86,11 @@ expect 3 'tokens.yaml:4: tokens_per_rank: expected a whole number' check tokens.
 broken list 's/rank: 32/rank: [1, 2, 3]/'
 expect 3 'list.yaml:4: tokens_per_rank lists 3 numbers' check list.yaml
 broken divide 's/parallel: 4/parallel: 3/'
-expect 3 'divide.yaml:3: expert_parallel 3 does not divide ranks 4' check divide.yaml
+expect 3 'divide.yaml:3: expert_parallel 3 does not divide ranks 4' simulate divide.yaml
+"$moesim" check divide.yaml > out
+[ $? -eq 5 ] || fail "check of a layout that does not divide: exit code $?"
+grep -q '^error C13: layout: divide.yaml:3: expert_parallel 3 does not divide ranks 4' out ||
+    fail "check of a layout that does not divide: $(cat out)"
 broken dispatcher 's/: alltoall/: altoall/'
 expect 3 "dispatcher.yaml:5: unknown dispatcher 'altoall', did you mean alltoall" check dispatcher.yaml
 broken rule '$a capacity: {rule: megatro}'

@@ -48,6 +48,7 @@ static const struct variant {
           "{do: divide, of: shared, by: world_tokens}, " NORMS "overlap_grad_reduce: true\n",
      false},
     {"loss: mean_of_ranks\noverlap_grad_reduce: true\n", true},
+    {"aux_loss: {coefficient: 0.01, times: [tokens, dp]}\n", true},
     {"loss: mean_of_ranks\ngradient_sync: [{do: average, of: shared, over: dp}, "
      "{do: average, of: experts, over: edp}, " TIED "{do: divide, of: experts, by: ep}, " NORMS,
      true},

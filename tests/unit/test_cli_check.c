@@ -118,7 +118,7 @@ static void test_json(void **state)
     free(text);
 }
 
-/* Without an error, every class is listed with what it means; as JSON by name. */
+/* Without an error, every class that the scenario asks for is listed with what it means; as JSON by name. */
 static void test_proven(void **state)
 {
     (void)state;
@@ -128,13 +128,17 @@ static void test_proven(void **state)
     char *text = run(false, &code), *names = run(true, &code);
     json_t *root = json_loads(names, 0, NULL), *proven = json_object_get(root, "proven");
     assert_int_equal(code, 0);
-    assert_int_equal(json_array_size(proven), moe_check_n_classes);
+    size_t n = 0;
     for (int i = 0; i < moe_check_n_classes; i++) {
-        snprintf(line, sizeof line, "  C%d %s\n", moe_check_classes[i].number, moe_check_classes[i].text);
-        assert_non_null(strstr(text, line));
-        snprintf(line, sizeof line, "C%d", moe_check_classes[i].number);
-        assert_string_equal(json_string_value(json_array_get(proven, (size_t)i)), line);
+        int number = moe_check_classes[i].number;
+        bool asked = number != 10 && number != 11 && number != 15; /* buffers, rows, checkpoints: it has none */
+        snprintf(line, sizeof line, "  C%d %s\n", number, moe_check_classes[i].text);
+        assert_int_equal(strstr(text, line) != NULL, asked);
+        if (!asked) continue;
+        snprintf(line, sizeof line, "C%d", number);
+        assert_string_equal(json_string_value(json_array_get(proven, n++)), line);
     }
+    assert_int_equal(json_array_size(proven), n);
     json_decref(root);
     free(text);
     free(names);

@@ -154,7 +154,7 @@ static void test_bad_lists(void **state)
         {"gradient_sync: [{do: summ, over: dp}]\n", "do: expected one of sum, average, divide, norm, clip, "},
         {"gradient_sync: [{do: sum}]\n", "gradient_sync: sum needs over: a group"},
         {"gradient_sync: [{do: sum, over: edq}]\n",
-         "over: expected one of none, world, dp, ep, edp, pp, tied, ep_pp, not 'edq'"},
+         "over: expected one of none, world, dp, ep, edp, pp, tied, ep_pp, sp, across_sp, not 'edq'"},
         {"gradient_sync: [{do: update, over: dp}]\n", "gradient_sync: update has no group to go over"},
         {"gradient_sync: [{do: divide}]\n", "gradient_sync: divide needs by or times"},
         {"gradient_sync: [{do: update, by: 3}]\n", "gradient_sync: update cannot use by or times"},
