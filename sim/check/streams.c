@@ -97,7 +97,7 @@ static void check_passed_on(struct walk *w)
         for (int slot = 0; grad >= 0 && slot < s->buffers[grad].slots; slot++) {
             const struct touch *t = &w->slots[w->c->first_slot[grad] + slot];
             if (!t->unread || !t->writer || !t->writer->serves) continue;
-            say(w, 4, t->writer->name, "computes the gradient of", s->buffers[b].name,
+            say(w, 4, moe_check_named(t->writer->name, -1), "computes the gradient of", s->buffers[b].name,
                 ", which nothing passes on: it ends there");
             break;
         }

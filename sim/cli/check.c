@@ -9,9 +9,7 @@
 /* Was anything said that an absent verdict of the class could prove? */
 static bool is_asked(int check_class, const struct moe_input *in)
 {
-    const struct moe_limits *l = &in->scenario->limits;
-    if (check_class == 10) return l->n_users || l->cuda_graph || in->scenario->max_dispatch_tokens;
-    if (check_class == 11) return l->rank_factor > 0;
+    if (check_class == 11) return in->scenario->limits.rank_factor > 0;
     if (check_class == 15) return in->scenario->checkpoint.given;
     return true;
 }
