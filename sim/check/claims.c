@@ -9,7 +9,11 @@ static void check_claim(struct moe_checker *c, int rank, const struct moe_claim 
 {
     int64_t low = moe_eval(c->s, c->host, claim->low, rank, 0, 0),
             high = moe_eval(c->s, c->host, claim->high, rank, 0, 0);
-    if (claim->exact && low != high)
+    if (moe_eval_exceeds(c->s, c->host, claim->low, rank, 0, 0) ||
+        moe_eval_exceeds(c->s, c->host, claim->high, rank, 0, 0))
+        moe_check_verdict(c, claim->check_class, rank, moe_check_named(claim->of, -1),
+                          "%s: one of the two exceeds 64 bits", claim->why);
+    else if (claim->exact && low != high)
         moe_check_verdict(c, claim->check_class, rank, moe_check_named(claim->of, -1),
                           "%s, so on rank %d: %" PRId64 ", expected %" PRId64, claim->why, rank, low, high);
     else if (low > high)

@@ -66,7 +66,7 @@ static void test_scenario(void **state)
     free(text);
 }
 
-enum place { SIZE, NEED, NUMBER_OF_DEVICE, ALL_SENT, ROOM, PLACES };
+enum place { SIZE, NEED, NUMBER_OF_DEVICE, ALL_SENT, ROOM, CLAIM, PLACES };
 static const struct {
     const char *scenario;
     int check_class;
@@ -78,6 +78,7 @@ static const struct {
                           "its sizes exceed 64 bits"},
     [ALL_SENT] = {"dispatcher: alltoall", 1, "its sizes exceed 64 bits"},
     [ROOM] = {"dispatcher: alltoall", 14, "its elements exceed 64 bits"},
+    [CLAIM] = {"limits: {max_tokens: 8}", 10, "one of the two exceeds 64 bits"},
 };
 
 static void plant(struct moe_schedule *s, enum place place)
@@ -91,6 +92,7 @@ static void plant(struct moe_schedule *s, enum place place)
         op = fixture_op(&s->roles[0], MOE_FORWARD, "dispatch");
         op->send = fixture_expr(s, (struct moe_expr){MOE_EXPR_CONST, .value = INT64_MAX / 2});
         break;
+    case CLAIM: s->claims[0].high = above(s); break;
     default: s->buffers[op_of(s, MOE_K_RMSNORM)->writes[0].buffer].extent = above(s); break;
     }
 }
