@@ -251,27 +251,45 @@ static void emit_norm_sum(struct moe_builder *b, const struct moe_lower_sync *sy
     moe_emit(b, op);
 }
 
-/* Norms start at 0, take every gradient's squares, and are summed. A parameter by its name goes into the norm
- * of its kind, which its step then sums. */
+/* Does a step measure parameters of a kind? Those go into the norm of the kind. */
+static bool measures(const struct moe_schedule *s, const struct moe_sync_step *step, bool experts)
+{
+    for (int p = 0; p < s->n_params && step->act == MOE_SYNC_NORM; p++)
+        if (s->params[p].buffer >= 0 && (s->params[p].shard >= 0) == experts && is_of(step, &s->params[p]))
+            return true;
+    return false;
+}
+
+/* The last step by which this stage measures parameters of a kind; -1: none. */
+static int last_norm(const struct moe_builder *b, const struct moe_lower_sync *sync, bool experts)
+{
+    int i = sync->order.n - 1;
+    for (; i >= 0; i--)
+        if (is_on(b, &sync->order.step[i]) && measures(b->s, &sync->order.step[i], experts)) break;
+    return i;
+}
+
+/* Norms start at 0 before the first step that measures, take every gradient's squares, and are summed behind
+ * the last one. */
 static void lower_norms(struct moe_builder *b, struct moe_lower_sync *sync, int from, int to)
 {
+    bool first = true;
+    for (int i = 0; i < from; i++) first &= sync->order.step[i].act != MOE_SYNC_NORM;
     make_norms(b, sync);
-    moe_run_block(b, moe_new_block(b, "norm", MOE_CLIPPING, false), 0);
-    emit_zero(b, sync, "zero_shared", sync->shared_norm);
-    emit_zero(b, sync, "zero_expert", sync->expert_norm);
+    if (first) {
+        moe_run_block(b, moe_new_block(b, "norm", MOE_CLIPPING, false), 0);
+        emit_zero(b, sync, "zero_shared", sync->shared_norm);
+        emit_zero(b, sync, "zero_expert", sync->expert_norm);
+    }
     lower_pass(b, sync, from, to);
     int block = -1;
-    for (int i = from; i < to; i++) {
-        const struct moe_sync_step *step = &sync->order.step[i];
-        int comm = comm_of(sync, step->over);
-        if (step->over == MOE_GROUP_NONE || !is_shared(b->s, comm) || !is_on(b, step)) continue;
+    for (int experts = 0; experts < 2; experts++) {
+        int last = last_norm(b, sync, experts);
+        int comm = last < 0 ? -1 : comm_of(sync, sync->order.step[last].over);
+        if (last < from || last >= to || !sync->order.step[last].over || !is_shared(b->s, comm)) continue;
         if (block < 0) moe_run_block(b, block = moe_new_block(b, "norm", MOE_CLIPPING, false), 0);
-        bool shared = false, experts = false;
-        for (int p = 0; p < b->s->n_params; p++)
-            if (b->s->params[p].buffer >= 0 && is_of(step, &b->s->params[p]))
-                *(b->s->params[p].shard < 0 ? &shared : &experts) = true;
-        if (shared) emit_norm_sum(b, sync, "sum_shared_norm", comm, sync->shared_norm);
-        if (experts) emit_norm_sum(b, sync, "sum_expert_norm", comm, sync->expert_norm);
+        emit_norm_sum(b, sync, experts ? "sum_expert_norm" : "sum_shared_norm", comm,
+                      experts ? sync->expert_norm : sync->shared_norm);
     }
 }
 
@@ -302,6 +320,25 @@ int moe_lower_sync_early(struct moe_builder *b, struct moe_lower_sync *sync)
     return sync->n_early ? lower_steps(b, sync, 0, sync->n_early, true) : -1;
 }
 
+/* A norm is summed once: all steps that measure into it name one group. */
+static int check_norms(const struct moe_builder *b, const struct moe_scenario *sc)
+{
+    for (int experts = 0; experts < 2; experts++) {
+        const struct moe_sync_step *first = NULL;
+        for (int i = 0; i < sc->sync.n; i++) {
+            const struct moe_sync_step *step = &sc->sync.step[i];
+            if (!measures(b->s, step, experts)) continue;
+            if (!first) first = step;
+            if (first->over != step->over)
+                return moe_fail(
+                    MOE_EINPUT, "%s:%d: gradient_sync: the norm of %s goes over %s, on line %d over %s",
+                    sc->name, step->line, experts ? "experts" : "shared parameters",
+                    moe_sync_group_text[step->over], first->line, moe_sync_group_text[first->over]);
+        }
+    }
+    return MOE_OK;
+}
+
 static int check_steps(const struct moe_builder *b, const struct moe_scenario *sc)
 {
     const char *names[64] = {"all", "shared", "experts"};
@@ -320,7 +357,7 @@ static int check_steps(const struct moe_builder *b, const struct moe_scenario *s
             return moe_fail(MOE_EINPUT, "%s:%d: gradient_sync: clip needs a clip_norm above 0", sc->name,
                             step->line);
     }
-    return MOE_OK;
+    return check_norms(b, sc);
 }
 
 int moe_lower_sync_open(struct moe_builder *b, const struct moe_scenario *sc, const struct moe_groups *groups,

@@ -30,8 +30,9 @@ static const struct moe_key keys[] = {
 
 static int read_factor(const struct moe_yaml *node, struct moe_factor *out)
 {
-    static const char *const names[] = {"world", "dp", "ep",        "edp",    "pp",
-                                        "ep_pp", "sp", "across_sp", "tokens", "world_tokens"};
+#define X(name, text) text,
+    static const char *const names[] = {MOE_SYNC_GROUPS(X) "tokens", "world_tokens"};
+#undef X
     enum { N = sizeof names / sizeof *names };
     const char *text = node->kind == MOE_YAML_SCALAR ? node->text : "";
     char *end;
@@ -53,7 +54,8 @@ static int read_factor(const struct moe_yaml *node, struct moe_factor *out)
     }
     char hint[MOE_HINT];
     return moe_fail(MOE_EINPUT, "%s:%d: expected a whole number from 1 to 2^30, or a name, not '%s'%s",
-                    node->file, node->line, text, moe_hint(text, names, N, hint));
+                    node->file, node->line, text,
+                    moe_hint(text, names + 1, N - 1, hint)); /* none is no factor */
 }
 
 static int read_factors(const struct moe_yaml *node, int *n, struct moe_factor *out)

@@ -13,7 +13,8 @@
  *   do    sum      all-reduce
  *         average  the same, divided by the ranks that it sums over
  *         divide   by a product, and times another; each a name or number, or a list of them
- *         norm     squares are added up on the rank, then over the group `over` (none: they are not)
+ *         norm     squares are added up on the rank, then over the group `over` (none: they are not), once
+ *                  behind the last step that measures shared parameters, and once for experts
  *         clip     by clip_norm and all norms
  *         update   the optimizer's step
  *   of    all, shared (what every rank of the group dp holds), experts, or a parameter by its name
@@ -28,7 +29,8 @@
  * go parameter by parameter, and so do updates and the squares of norms that follow each other. Of the two
  * copies of the embedding in a pipeline the first is in the norm. The example is what a scenario without the
  * key does when loss is per_token. With mean_of_ranks every rank's gradient is divided by its own tokens
- * before the first step, and the third line divides by dp. */
+ * before the first step, and the fourth line divides by dp. Without a pipeline pp and tied hold each rank
+ * alone: there is nothing to sum, and a list that names them goes for any number of stages. */
 #ifndef MOE_SYNC_H
 #define MOE_SYNC_H
 

@@ -47,6 +47,10 @@ static const struct variant {
     {SUMS "{do: divide, of: experts, by: [world_tokens, ep], times: ep}, "
           "{do: divide, of: shared, by: world_tokens}, " NORMS "overlap_grad_reduce: true\n",
      false},
+    {SUMS "{do: divide, of: shared, by: world_tokens}, {do: norm, of: shared, over: pp}, "
+          "{do: divide, of: experts, by: world_tokens}, {do: norm, of: w1, over: ep_pp}, "
+          "{do: norm, of: w2, over: ep_pp}, {do: clip}, {do: update}]\n",
+     false},
     {"loss: mean_of_ranks\noverlap_grad_reduce: true\n", true},
     {"aux_loss: {coefficient: 0.01, times: [tokens, dp]}\n", true},
     {"loss: mean_of_ranks\ngradient_sync: [{do: average, of: shared, over: dp}, "

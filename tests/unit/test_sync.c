@@ -55,6 +55,18 @@ static void test_orders(void **state)
          NULL, 0},
         {"gradient_sync:\n" RIGHT_SUMS "  - {do: divide, by: [world_tokens, ep], times: 2}\n" RIGHT_NORMS END,
          NULL, 0},
+        /* Norms in two goes; of each parameter by its name. */
+        {"gradient_sync:\n" RIGHT_SUMS "  - {do: divide, of: shared, by: world_tokens}\n"
+         "  - {do: norm, of: shared}\n  - {do: divide, of: experts, by: world_tokens}\n"
+         "  - {do: norm, of: experts, over: ep}\n" END,
+         NULL, 0},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: norm, of: w1, over: ep}\n"
+         "  - {do: norm, of: shared}\n  - {do: norm, of: w2, over: ep}\n" END,
+         NULL, 0},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: norm, of: w1, over: ep}\n"
+         "  - {do: norm, of: shared}\n  - {do: divide, of: router, by: 1}\n"
+         "  - {do: norm, of: w2, over: ep}\n" END,
+         NULL, 0},
         /* Experts divided by the copies that they have: ep times too large. */
         {"loss: mean_of_ranks\ngradient_sync:\n  - {do: average, of: shared, over: dp}\n"
          "  - {do: average, of: experts, over: edp}\n" RIGHT_NORMS END,
@@ -161,6 +173,7 @@ static void test_bad_lists(void **state)
         {"gradient_sync: [{do: divide, by: 0}]\n",
          "expected a whole number from 1 to 2^30, or a name, not '0'"},
         {"gradient_sync: [{do: divide, by: world_token}]\n", "did you mean world_tokens"},
+        {"gradient_sync: [{do: divide, by: tiet}]\n", "did you mean tied"},
         {"gradient_sync: [{do: divide, by: [2, 2, 2, 2, 2]}]\n", "expected 1 to 4 factors"},
         {"gradient_sync: [{do: clip, of: w1}]\n", "gradient_sync: clip clips all or nothing"},
         {"gradient_sync: [{do: update, off: w1}]\n", "unknown key 'off' (did you mean 'of'?)"},
@@ -190,6 +203,12 @@ static void test_bad_names(void **state)
     sc = fixture_scenario(2, 2, "4", "clip_norm: 0\ngradient_sync: [{do: clip}]\n");
     assert_int_equal(moe_lower(sc, &s), MOE_EINPUT);
     assert_non_null(strstr(moe_error(), "clip needs a clip_norm above 0"));
+    moe_scenario_free(sc);
+    sc = fixture_scenario(4, 2, "4",
+                          "gradient_sync:\n  - {do: norm, of: w1, over: ep}\n  - {do: norm, over: world}\n");
+    assert_int_equal(moe_lower(sc, &s), MOE_EINPUT);
+    assert_string_equal(moe_error(), "fixture.yaml:6: gradient_sync: the norm of experts goes over world, on "
+                                     "line 5 over ep");
     moe_scenario_free(sc);
     assert_int_equal(moe_scenario_parse("x.yaml",
                                         "model: {layers: 1, hidden: 8, ffn: 8, experts: 2, top_k: 1}\n"
