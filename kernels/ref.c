@@ -451,6 +451,11 @@ void MOE_REAL(moe_ref_scale)(int64_t n, double divisor, const moe_real *g, moe_r
     for (int64_t i = 0; i < n; i++) out[i] = (moe_real)(g[i] * factor);
 }
 
+void MOE_REAL(moe_ref_copy)(int64_t n, const moe_real *x, moe_real *y)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = x[i];
+}
+
 void MOE_REAL(moe_ref_sgd)(int64_t n, double factor, const moe_real *param, const moe_real *grad,
                            moe_real *out)
 {

@@ -222,6 +222,9 @@ void MOE_REAL(moe_ref_zero)(int64_t n, moe_real *y);
  * Cost: reads n; writes n. */
 void MOE_REAL(moe_ref_scale)(int64_t n, double divisor, const moe_real *g, moe_real *out);
 
+/* x [n] -> y [n] = x; they do not overlap. Cost: reads n; writes n. */
+void MOE_REAL(moe_ref_copy)(int64_t n, const moe_real *x, moe_real *y);
+
 /* param [n], grad [n] -> out [n] = param - factor * grad; out may be param.
  * Cost: reads 2*n; writes n. */
 void MOE_REAL(moe_ref_sgd)(int64_t n, double factor, const moe_real *param, const moe_real *grad,

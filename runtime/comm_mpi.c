@@ -8,6 +8,7 @@
 #include <mpi.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { SPINS = 200, PAUSE_US = 50 }; /* ranks share cores: after SPINS tests, sleep between them */
@@ -20,6 +21,9 @@ struct mpi_communicator {
     int *sizes;     /* [4, size]: send counts and places, receive counts and places; in use while in flight */
     int unfinished; /* world: collectives in flight or failed, on any communicator split from it */
     bool owns_mpi;  /* world: MPI_Init was called here */
+    /* In place: what arrives lies in what is sent, which MPI forbids. It arrives here, and goes there. */
+    char *scratch, *to;
+    size_t bytes;
 };
 
 static int check(int code, const char *call)
@@ -60,6 +64,7 @@ static void mpi_close(struct moe_communicator *c)
     if (clean && m->world != m) MPI_Comm_free(&m->comm);
     if (clean && m->owns_mpi) MPI_Finalize();
     free(m->sizes);
+    free(m->scratch);
     free(m);
 }
 
@@ -110,6 +115,19 @@ static int narrow(int *counts, int *places, const int64_t *from, int n)
     return MOE_OK;
 }
 
+/* Where the sum of a reduce-scatter may arrive. */
+static void *sum_in(struct mpi_communicator *m, const struct moe_transfer *t, const int *at)
+{
+    const size_t each = (size_t)moe_type_bytes[t->op->type];
+    const char *in = t->in;
+    m->to = t->out;
+    m->bytes = (size_t)t->recv[0] * each;
+    m->scratch = NULL;
+    const size_t sent = (size_t)(at[m->base.size - 1] + t->send[m->base.size - 1]) * each;
+    if (m->to + m->bytes <= in || in + sent <= m->to) return t->out;
+    return m->scratch = moe_alloc(m->bytes ? m->bytes : 1, 1);
+}
+
 static int mpi_start(struct moe_communicator *c, const struct moe_transfer *t)
 {
     const MPI_Datatype types[MOE_TYPE_COUNT] = {
@@ -118,6 +136,7 @@ static int mpi_start(struct moe_communicator *c, const struct moe_transfer *t)
     const MPI_Datatype type = types[t->op->type];
     const int n_send = moe_send_per_peer[t->op->collective] ? c->size : 1,
               n_recv = moe_recv_per_peer[t->op->collective] ? c->size : 1;
+    bool in_place;
     int *send = m->sizes, *send_at = send + n_send, *recv = send_at + n_send, *recv_at = recv + n_recv;
     moe_assert(m->request == MPI_REQUEST_NULL);
     MOE_TRY(narrow(send, send_at, t->send, n_send));
@@ -129,11 +148,14 @@ static int mpi_start(struct moe_communicator *c, const struct moe_transfer *t)
             MPI_Ialltoallv(t->in, send, send_at, type, t->out, recv, recv_at, type, m->comm, &m->request),
             "MPI_Ialltoallv");
     case MOE_ALLGATHER:
-        return check(MPI_Iallgatherv(t->in, send[0], type, t->out, recv, recv_at, type, m->comm, &m->request),
+        in_place = t->in == (char *)t->out + (size_t)recv_at[c->rank] * (size_t)moe_type_bytes[t->op->type];
+        return check(MPI_Iallgatherv(in_place ? MPI_IN_PLACE : t->in, send[0], type, t->out, recv, recv_at,
+                                     type, m->comm, &m->request),
                      "MPI_Iallgatherv");
     case MOE_REDUCESCATTER:
-        return check(MPI_Ireduce_scatter(t->in, t->out, send, type, MPI_SUM, m->comm, &m->request),
-                     "MPI_Ireduce_scatter");
+        return check(
+            MPI_Ireduce_scatter(t->in, sum_in(m, t, send_at), send, type, MPI_SUM, m->comm, &m->request),
+            "MPI_Ireduce_scatter");
     default:
         return check(MPI_Iallreduce(t->in == t->out ? MPI_IN_PLACE : t->in, t->out, send[0], type,
                                     t->op->reduction == MOE_REDUCE_MAX ? MPI_MAX : MPI_SUM, m->comm,
@@ -158,6 +180,9 @@ static int mpi_wait(struct moe_communicator *c, double timeout_s)
         }
     }
     m->world->unfinished--;
+    if (m->scratch) memcpy(m->to, m->scratch, m->bytes);
+    free(m->scratch);
+    m->scratch = NULL;
     return MOE_OK;
 }
 

@@ -198,10 +198,32 @@ static int resolve(struct moe_execution *x, struct slot **in, struct slot **out)
         MOE_TRY(make_room(x, op->reads[i], true, &in[i]));
     }
     for (int i = 0; i < op->n_writes; i++) {
-        bool keep = op->writes[i].accumulate;
+        bool keep = op->writes[i].accumulate || op->writes[i].n;
         for (int j = 0; j < op->n_reads; j++) keep |= in[j] == slot_of(x, op->writes[i]);
         MOE_TRY(make_room(x, op->writes[i], keep, &out[i]));
     }
+    return MOE_OK;
+}
+
+struct part { /* of a slot: what a reference names */
+    void *data;
+    int64_t n;
+};
+
+/* A slot has room for its buffer's extent: a range beyond is a fault of the schedule. */
+static int locate(struct moe_execution *x, struct moe_ref ref, const struct slot *slot, struct part *out)
+{
+    const struct moe_buffer *b = &x->s->buffers[ref.buffer];
+    int64_t begin;
+    *out = (struct part){slot->data, slot->n};
+    if (!ref.n) return MOE_OK;
+    MOE_TRY(evaluate(x, "a range", ref.n, x->now.layer, 0, &out->n));
+    if (!out->n) return MOE_OK;
+    MOE_TRY(evaluate(x, "the begin of a range", ref.begin, x->now.layer, 0, &begin));
+    if (begin > slot->n - out->n)
+        return moe_fail(MOE_EFAILED, "%s: elements %lld to %lld of %s, which holds %lld", label(x),
+                        (long long)begin, (long long)(begin + out->n), b->name, (long long)slot->n);
+    out->data = (char *)slot->data + begin * moe_type_bytes[b->type];
     return MOE_OK;
 }
 
@@ -209,8 +231,15 @@ static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **o
 {
     const struct moe_op *op = x->now.op;
     struct moe_launch launch = {.op = op, .step = x->steps + 1, .layer = x->now.layer};
-    for (int i = 0; i < op->n_reads; i++) launch.in[i] = in[i]->data;
-    for (int i = 0; i < op->n_writes; i++) launch.out[i] = out[i]->data;
+    for (int i = 0; i < op->n_reads + op->n_writes; i++) {
+        struct part part;
+        int w = i - op->n_reads;
+        MOE_TRY(locate(x, w < 0 ? op->reads[i] : op->writes[w], w < 0 ? in[i] : out[w], &part));
+        if (w < 0)
+            launch.in[i] = part.data;
+        else
+            launch.out[w] = part.data;
+    }
     for (int i = 0; i < op->n_dims; i++)
         MOE_TRY(evaluate(x, "a dimension", op->dims[i], x->now.layer, 0, &launch.dims[i]));
     if (moe_kernel_cost[op->kernel] == MOE_COST_GROUPED) {
@@ -234,13 +263,12 @@ static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **o
     return x->device->table->sync(x->device, op->stream);
 }
 
-static int check_fit(struct moe_execution *x, const char *verb, int64_t n, int buffer,
-                     const struct slot *slot)
+static int check_fit(struct moe_execution *x, const char *verb, int64_t n, int buffer, struct part part)
 {
     const struct moe_buffer *b = &x->s->buffers[buffer];
-    if (n * moe_type_bytes[x->now.op->type] <= slot->n * moe_type_bytes[b->type]) return MOE_OK;
+    if (n * moe_type_bytes[x->now.op->type] <= part.n * moe_type_bytes[b->type]) return MOE_OK;
     return moe_fail(MOE_EFAILED, "%s: %s %lld %s, but %s holds %lld %s", label(x), verb, (long long)n,
-                    moe_type_text[x->now.op->type], b->name, (long long)slot->n, moe_type_text[b->type]);
+                    moe_type_text[x->now.op->type], b->name, (long long)part.n, moe_type_text[b->type]);
 }
 
 /* "0-3" or "0,2,4"; cut where it is full. */
@@ -291,14 +319,17 @@ static int run_collective(struct moe_execution *x, struct slot *in, struct slot 
     const struct moe_comm *c = &x->s->comms[op->comm];
     const int size = moe_group_size(c, c->group_of[x->rank]), self = c->index_of[x->rank];
     const bool each_send = moe_send_per_peer[op->collective], each_recv = moe_recv_per_peer[op->collective];
-    const struct moe_transfer transfer = {op, in->data, out->data, x->send, x->recv};
     int64_t sent, received;
+    struct part from, to;
+    MOE_TRY(locate(x, op->reads[0], in, &from));
+    MOE_TRY(locate(x, op->writes[0], out, &to));
+    const struct moe_transfer transfer = {op, from.data, to.data, x->send, x->recv};
     MOE_TRY(count(x, "what it sends", op->send, each_send ? size : 1, x->send, &sent));
     MOE_TRY(count(x, "what it receives", op->recv, each_recv ? size : 1, x->recv, &received));
     /* Before what a rank finds wrong by itself, since that leaves the others waiting. */
     MOE_TRY(agree(x, &transfer));
-    MOE_TRY(check_fit(x, "sends", sent, op->reads[0].buffer, in));
-    MOE_TRY(check_fit(x, "receives", received, op->writes[0].buffer, out));
+    MOE_TRY(check_fit(x, "sends", sent, op->reads[0].buffer, from));
+    MOE_TRY(check_fit(x, "receives", received, op->writes[0].buffer, to));
     const int64_t to_self = x->send[each_send ? self : 0], from_self = x->recv[each_recv ? self : 0];
     if (to_self != from_self)
         return moe_fail(MOE_EFAILED, "%s: sends itself %lld and receives %lld elements", label(x),

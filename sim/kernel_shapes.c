@@ -55,6 +55,7 @@ static const struct {
     [MOE_K_XENT] = {"T V: logits[TV] target:input[T] > dlogits[TV] loss:output[1]", NONE, 0},
     [MOE_K_ZERO] = {"n: > y:any[n]", NONE, 0},
     [MOE_K_SCALE] = {"n: g[n] > ~y[n]", NONE, DIVISOR},
+    [MOE_K_COPY] = {"n: x:held[n] > y:held[n]", NONE, 0},
     [MOE_K_SQNORM] = {"n: g[n] > +norm:norm[1]", NONE, 0},
     [MOE_K_CLIP] = {"n: g[n] norm:norm[1] other:norm[1] > ~y[n]", NONE, FACTOR},
     [MOE_K_SGD] = {"n: param:param[n] grad[n] > param:param[n]", NONE, FACTOR},

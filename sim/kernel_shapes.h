@@ -26,6 +26,7 @@
         X(INPUT,  "input",  MOE_I32) \
         X(COUNT,  "count",  MOE_I64) \
         X(ROUTED, "routed", MOE_I64)        /* what a routing says: in a COUNTS buffer */ \
+        X(HELD,   "held",   MOE_TYPE_COUNT) /* parameters and gradients */ \
         X(NORM,   "norm",   MOE_F64) \
         X(PARAM,  "param",  MOE_TYPE_COUNT) \
         X(STATE,  "state",  MOE_TYPE_COUNT) \

@@ -11,7 +11,7 @@
 
 struct nodes {
     const struct moe_yaml *model, *layout, *tokens, *batches, *routing, *counts, *capacity, *sync, *aux,
-        *limits, *padding, *checkpoint;
+        *limits, *padding, *checkpoint, *distributed;
 };
 struct draft {
     struct moe_scenario sc;
@@ -46,6 +46,7 @@ static const struct moe_key top_keys[] = {
     {"clip_norm", MOE_KEY_REAL, FIELD(sc.clip_norm), .min = 0, .max = 1e6},
     {"loss", MOE_KEY_CHOICE, FIELD(sc.loss), .choices = losses},
     {"gradient_sync", MOE_KEY_NODE, FIELD(node.sync)},
+    {"distributed_optimizer", MOE_KEY_NODE, FIELD(node.distributed)},
     {"overlap_grad_reduce", MOE_KEY_CHOICE, FIELD(sc.overlap_grad_reduce), .choices = booleans},
     {"aux_loss", MOE_KEY_NODE, FIELD(node.aux)},
     {"limits", MOE_KEY_NODE, FIELD(node.limits)},
@@ -76,6 +77,12 @@ static const struct moe_key layout_keys[] = {
     {"group_creation", MOE_KEY_CHOICE, FIELD(sc.creation), .choices = creations},
     {"pipeline", MOE_KEY_CHOICE, FIELD(sc.pipeline), .choices = pipelines},
     {"rank_order", MOE_KEY_CHOICE, FIELD(sc.rank_order), .choices = moe_rank_order_text},
+};
+static const struct moe_key distributed_keys[] = {
+    {"bucket_size", MOE_KEY_INT, FIELD(sc.distributed.bucket_size), .min = 0,
+     .max = (double)((int64_t)1 << 40)},
+    {"separate_tied", MOE_KEY_CHOICE, FIELD(sc.distributed.separate_tied), .choices = booleans},
+    {"pad", MOE_KEY_CHOICE, FIELD(sc.distributed.pad), .choices = booleans},
 };
 static const struct moe_key routing_keys[] = {
     {"skew", MOE_KEY_REAL, FIELD(sc.skew), .min = 0, .max = 10},
@@ -306,11 +313,24 @@ struct moe_routing *moe_scenario_routing(const struct moe_scenario *sc)
     return r;
 }
 
+/* How buckets are laid out says nothing where there are none. */
+static int read_distributed(const struct moe_yaml *node, struct draft *d)
+{
+    bool shares = !d->sc.sync.n;
+    for (int i = 0; i < d->sc.sync.n; i++) shares |= d->sc.sync.step[i].act == MOE_SYNC_REDUCE_SCATTER;
+    d->sc.distributed.on = true;
+    if (!shares)
+        return moe_fail(MOE_EINPUT, "%s:%d: distributed_optimizer: gradient_sync has no reduce_scatter",
+                        node->file, node->line);
+    return moe_yaml_read(node, distributed_keys, COUNT(distributed_keys), d);
+}
+
 static int read_all(const struct moe_yaml *root, struct draft *d)
 {
     struct moe_scenario *sc = &d->sc;
     moe_copy_name(sc->dispatcher, "alltoall");
     moe_capacity_default(&sc->capacity);
+    sc->distributed.separate_tied = sc->distributed.pad = 1;
     sc->sequence = 64;
     sc->pipeline_parallel = sc->micro_batches = sc->sequence_parallel = 1;
     sc->learning_rate = 0.003;
@@ -328,6 +348,7 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     if (d->node.limits) MOE_TRY(moe_limits_read(d->node.limits, &sc->limits));
     if (d->node.padding) MOE_TRY(moe_padding_read(d->node.padding, &sc->padding));
     if (d->node.checkpoint) MOE_TRY(moe_checkpoint_read(d->node.checkpoint, &sc->checkpoint));
+    if (d->node.distributed) MOE_TRY(read_distributed(d->node.distributed, d));
     if (!sc->expert_parallel && sc->ranks % sc->pipeline_parallel == 0)
         sc->expert_parallel = sc->ranks / sc->pipeline_parallel;
     if (!sc->expert_parallel) sc->expert_parallel = 1;

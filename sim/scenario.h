@@ -16,6 +16,7 @@
  *   aux_loss:         0.01            # coefficient of the load-balancing loss, 0: none; or more (aux_loss.h)
  *   loss:             per_token       # divided by all tokens; or mean_of_ranks: the mean of each rank's mean
  *   gradient_sync:    [{do: sum, of: shared, over: dp}, ...]   # the order of sync.h, when not the default
+ *   distributed_optimizer: {bucket_size: 0, separate_tied: true, pad: true}   # absent: each rank updates all
  *   overlap_grad_reduce: false        # sum a layer's gradients as soon as its backward pass is over
  *   routing:          {skew: 0.5, seed: 1}   # for check and simulate; a trace brings its own
  *                                   # or {counts: [[[8, 0, 4, 4], ...], ...]}: by layer, rank, expert
@@ -33,6 +34,12 @@
  * an expert are neighbours. layout.pipeline_parallel: stages, each of as many layers and of consecutive
  * ranks; the first holds the embedding, the last its copy for the output head. routing.counts are by layer of
  * every micro-batch, one after the other.
+ *
+ * distributed_optimizer shares gradients, optimizer state and updates out (buckets.h); its keys say how
+ * buckets are laid out for the reduce_scatter steps of gradient_sync. bucket_size: elements from which a
+ * bucket is closed; 0: one bucket, or with overlap_grad_reduce max(40e6, 1e6 x ranks) on the first stage.
+ * With overlap a bucket is reduced as soon as it is full, one that holds the embedding of a pipeline at the
+ * end.
  *
  * empty_rank: what a rank does when no row reached its experts. run: as with rows. detach: what it returns
  * hangs on nothing, so that its backward pass leaves out the collectives from the combine to the dispatch.
@@ -98,6 +105,12 @@ int moe_capacity_set(const char *text, struct moe_capacity *out);
 enum { MOE_CAPACITY_TEXT = 2 * MOE_NAME };
 void moe_capacity_text(const struct moe_capacity *c, char out[MOE_CAPACITY_TEXT]);
 
+struct moe_distributed { /* optimizer */
+    bool on;
+    int64_t bucket_size;
+    int separate_tied, pad;
+};
+
 enum moe_optimizer { MOE_ADAMW, MOE_SGD };
 enum moe_loss { MOE_PER_TOKEN, MOE_MEAN_OF_RANKS };
 enum moe_rank_order { MOE_CONSECUTIVE, MOE_STRIDED, MOE_RANK_ORDER_COUNT };
@@ -125,6 +138,7 @@ struct moe_scenario {
     int optimizer; /* enum moe_optimizer */
     int loss;      /* enum moe_loss */
     struct moe_sync_order sync;
+    struct moe_distributed distributed;
     int overlap_grad_reduce;
     struct moe_aux_loss aux_loss;
     struct moe_limits limits;

@@ -427,10 +427,12 @@ static const char *wrong_op(const struct moe_schedule *s, const struct moe_role 
 {
     if (op->n_reads < 0 || op->n_reads > MOE_REFS || op->n_writes < 0 || op->n_writes > MOE_REFS)
         return "number of references";
-    for (int i = 0; i < op->n_reads; i++)
-        if (!in_range(op->reads[i].buffer, s->n_buffers)) return "reads";
-    for (int i = 0; i < op->n_writes; i++)
-        if (!in_range(op->writes[i].buffer, s->n_buffers)) return "writes";
+    for (int i = 0; i < op->n_reads + op->n_writes; i++) {
+        bool reads = i < op->n_reads;
+        struct moe_ref ref = reads ? op->reads[i] : op->writes[i - op->n_reads];
+        if (!in_range(ref.buffer, s->n_buffers)) return reads ? "reads" : "writes";
+        if (!in_range(ref.begin, s->n_exprs) || !in_range(ref.n, s->n_exprs)) return "a range";
+    }
     if (!in_range(op->stream, MOE_STREAM_COUNT) || op->waits >> MOE_STREAM_COUNT) return "stream";
     if (!in_range((int)op->type, MOE_TYPE_COUNT)) return "type";
     if (op->n_dims < 0 || op->n_dims > MOE_DIMS) return "number of dims";

@@ -57,6 +57,7 @@
    X(XENT,         "xent",         MEMORY) \
    X(ZERO,         "zero",         MEMORY) \
    X(SCALE,        "scale",        MEMORY) \
+   X(COPY,         "copy",         MEMORY) \
    X(SQNORM,       "sqnorm",       MEMORY) \
    X(CLIP,         "clip",         MEMORY) \
    X(SGD,          "sgd",          MEMORY) \
@@ -201,8 +202,9 @@ struct moe_symbol {
     bool on_device; /* kernels read the counts where they are: the host need not know them */
 };
 
-/* Which ranks hold a slot: those whose role has its layer; of a buffer that is of no layer, these. */
-enum moe_where { MOE_WHERE_ALL, MOE_WHERE_FIRST, MOE_WHERE_LAST, MOE_WHERE_ENDS }; /* stages of a pipeline */
+/* Which ranks hold a slot: those whose role has its layer; of a buffer that is of no layer, these: stages of a
+ * pipeline, or (STAGE) that whose first layer is `stage`. */
+enum moe_where { MOE_WHERE_ALL, MOE_WHERE_FIRST, MOE_WHERE_LAST, MOE_WHERE_ENDS, MOE_WHERE_STAGE };
 
 /* One slot, or one slot a layer (a reference adds its shift to the layer); per_micro: so many for each
  * micro-batch, one after the other. */
@@ -213,6 +215,7 @@ struct moe_buffer {
     int slots;
     bool per_micro;
     enum moe_where where;
+    int stage;
     int extent; /* expression: elements of a slot on a rank */
     int grad;   /* buffer that holds its gradient, or -1 */
 };
@@ -257,11 +260,13 @@ struct moe_checkpoint {
  * a call that all ranks must enter; its own, in one that its members must enter. */
 enum moe_creation { MOE_CREATE_ALL, MOE_CREATE_OWN_FIRST, MOE_CREATE_OWN, MOE_CREATE_OWN_LOCALLY };
 
+/* A slot, or some of its elements. */
 struct moe_ref {
     int buffer;
     int shift;       /* slot = layer + shift, where the buffer has more than one slot */
     int micro;       /* the slots of another micro-batch, so many away */
     bool accumulate; /* writes: adds to what is there instead of replacing it */
+    int begin, n;    /* expressions: n elements from `begin` on; n 0: all. Of no element begin says nothing */
 };
 
 enum { MOE_REFS = 6, MOE_DIMS = 6 };
@@ -480,6 +485,7 @@ static inline bool moe_holds(const struct moe_schedule *s, int buffer, int slot,
     case MOE_WHERE_FIRST: return first;
     case MOE_WHERE_LAST: return last;
     case MOE_WHERE_ENDS: return first || last;
+    case MOE_WHERE_STAGE: return role->first_layer == s->buffers[buffer].stage;
     default: return true;
     }
 }

@@ -15,7 +15,7 @@
 static inline struct moe_scenario *fixture_layout(int layers, int ranks, int ep, const char *layout,
                                                   const char *tokens, const char *more)
 {
-    char text[1024];
+    char text[1536];
     snprintf(text, sizeof text,
              "model: {layers: %d, hidden: 8, ffn: 6, experts: 8, top_k: 2, heads: 2, sequence: 4}\n"
              "layout: {ranks: %d, expert_parallel: %d%s%s}\ntokens_per_rank: %s\n%s\n",

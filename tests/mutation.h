@@ -11,7 +11,8 @@
 #define MUTATION_FIELDS(X) \
     X(KERNEL) X(COLLECTIVE) X(COMM) X(TYPE) X(STREAM) X(WAITS) X(SEND) X(RECV) X(READ_BUFFER) X(READ_SHIFT) \
     X(WRITE_BUFFER) X(WRITE_SHIFT) X(ACCUMULATE) X(DIM) X(TRANS_A) X(TRANS_B) X(GROUP) X(MODE) X(DIVISOR) \
-    X(FACTOR) X(DECAY) X(READ_MICRO) X(WRITE_MICRO) X(TIMES) X(REDUCTION) X(DRAW_SEED) X(LOW) X(HIGH)
+    X(FACTOR) X(DECAY) X(READ_MICRO) X(WRITE_MICRO) X(TIMES) X(REDUCTION) X(DRAW_SEED) X(LOW) X(HIGH) \
+    X(BEGIN) X(LENGTH)
 /* clang-format on */
 #define X(name) name,
 enum mutation_field { MUTATION_FIELDS(X) FIELD_COUNT };
@@ -29,14 +30,28 @@ static inline int mutation_draw(struct mutation_draws *d, int n) /* 0 .. n - 1 *
     return (int)(moe_uniform(d->seed, 0, d->n++) * n);
 }
 
-/* Does an operation of this kind compute with the member? */
-static inline bool mutation_applies(const struct moe_op *op, enum mutation_field f)
+/* The first reference behind number *i that names a part of its slot; *i: which, of reads and writes. NULL:
+ * none. */
+static inline struct moe_ref *mutation_range(struct moe_op *op, int *i)
 {
+    for (++*i; *i < op->n_reads + op->n_writes; ++*i) {
+        struct moe_ref *ref = *i < op->n_reads ? &op->reads[*i] : &op->writes[*i - op->n_reads];
+        if (ref->n) return ref;
+    }
+    return NULL;
+}
+
+/* Does an operation of this kind compute with the member? */
+static inline bool mutation_applies(struct moe_op *op, enum mutation_field f)
+{
+    int first = -1;
     enum moe_kernel k = op->kernel;
     bool kernel = op->kind == MOE_KERNEL, collective = op->kind == MOE_COLLECTIVE;
     bool aux = k == MOE_K_AUX_LOSS || k == MOE_K_AUX_LOSS_BWD;
     switch (f) {
     case WAITS: return op->waits != 0;
+    case BEGIN:
+    case LENGTH: return mutation_range(op, &first) != NULL;
     case READ_BUFFER:
     case READ_MICRO:
     case READ_SHIFT: return op->n_reads > 0;
@@ -112,6 +127,20 @@ static inline void mutation_change_buffers(struct mutation_draws *d, const struc
     }
 }
 
+/* Of one of the parts. */
+static inline void mutation_change_range(struct mutation_draws *d, const struct moe_schedule *s,
+                                         struct mutation *m)
+{
+    int n = 0, i = -1;
+    while (mutation_range(m->op, &i)) n++;
+    n = mutation_draw(d, n);
+    m->place = -1;
+    struct moe_ref *ref;
+    do ref = mutation_range(m->op, &m->place);
+    while (n--);
+    mutation_set(d, m, m->field == BEGIN ? &ref->begin : &ref->n, s->n_exprs);
+}
+
 static inline void mutation_change(struct mutation_draws *d, const struct moe_schedule *s, struct mutation *m)
 {
     struct moe_op *op = m->op;
@@ -146,6 +175,8 @@ static inline void mutation_change(struct mutation_draws *d, const struct moe_sc
         m->place = mutation_draw(d, op->n_dims);
         mutation_set(d, m, &op->dims[m->place], s->n_exprs);
         break;
+    case BEGIN:
+    case LENGTH: mutation_change_range(d, s, m); break;
     case TRANS_A: mutation_flip(m, &op->trans_a); break;
     case TRANS_B: mutation_flip(m, &op->trans_b); break;
     case GROUP: mutation_set(d, m, &op->group, s->n_symbols); break;

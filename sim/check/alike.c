@@ -92,6 +92,8 @@ static int number(const struct moe_checker *c, int rank, bool same_tokens, struc
             for (int i = 0; i < op->n_writes; i++) {
                 uint64_t *slot = &slots[slot_of(c, op->writes[i], h.layer)],
                          fresh = zero ? 0 : moe_check_mix(made, (uint64_t)i);
+                if (op->writes[i].n)
+                    fresh = moe_check_mix(*slot, fresh); /* by place: gradients tell whether rightly */
                 *slot = op->writes[i].accumulate ? *slot + fresh : fresh;
                 all = moe_check_mix(moe_check_mix(all, *slot), (uint64_t)slot_of(c, op->writes[i], h.layer));
             }

@@ -415,6 +415,7 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     }
     c.written = moe_alloc((size_t)s->n_ranks * c.n_slots, 1);
     c.times = moe_alloc((size_t)s->n_ranks * c.n_slots, 1);
+    c.taken = moe_alloc((size_t)s->n_ranks * c.n_slots, sizeof *c.taken);
     c.agreed = moe_alloc((size_t)s->n_comms * (size_t)s->n_ranks, sizeof *c.agreed);
     c.covered = moe_alloc((size_t)s->n_roles, sizeof *c.covered);
     c.updates = moe_alloc((size_t)s->n_params, sizeof *c.updates);
@@ -437,6 +438,7 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
         moe_check_runs(&c, role);
     }
     for (int rank = 0; rank < s->n_ranks; rank++) moe_check_complete(&c, rank);
+    moe_check_coverage(&c);
     if (out->n == 0) moe_check_alike(&c); /* else it says once more what was said */
     bool errors = out->n > 0;
     for (int role = 0; role < s->n_roles && !errors; role++) moe_check_agreement(&c, role);
@@ -452,6 +454,7 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     free(c.first_slot);
     free(c.written);
     free(c.times);
+    free(c.taken);
     free(c.agreed);
     free(c.covered);
     free(c.updates);

@@ -82,12 +82,29 @@ bool moe_check_same_group(const struct moe_checker *c, int rank, int a, int b)
            !memcmp(x->members + x->first[g], y->members + y->first[h], (size_t)n * sizeof *x->members);
 }
 
+bool moe_check_range(struct moe_checker *c, int check_class, int rank, const struct moe_here *h,
+                     struct moe_ref ref)
+{
+    const struct moe_buffer *b = &c->s->buffers[ref.buffer];
+    if (!ref.n) return true;
+    int64_t begin = moe_eval(c->s, c->device, ref.begin, rank, h->layer, 0),
+            n = moe_eval(c->s, c->device, ref.n, rank, h->layer, 0),
+            room = moe_eval(c->s, c->device, b->extent, rank, h->layer, 0);
+    if (n == 0 || (n > 0 && n <= room && begin >= 0 && begin <= room - n)) return true;
+    moe_check_verdict(c, check_class, rank, moe_check_label(h),
+                      "takes %" PRId64 " elements from %" PRId64 " on of %s, which holds %" PRId64, n, begin,
+                      b->name, room);
+    return false;
+}
+
 /* What a rank sends or receives in all must fit its buffer, and be all of it where elements are added up. */
 static void check_extent(struct moe_checker *c, int rank, const struct moe_here *h, bool sends)
 {
     struct moe_ref ref = sends ? h->op->reads[0] : h->op->writes[0];
     int64_t total = sends ? c->place[rank].send.total : c->place[rank].recv.total;
-    int64_t extent = moe_eval(c->s, c->device, c->s->buffers[ref.buffer].extent, rank, h->layer, 0);
+    int64_t extent =
+        moe_eval(c->s, c->device, ref.n ? ref.n : c->s->buffers[ref.buffer].extent, rank, h->layer, 0);
+    moe_check_range(c, 1, rank, h, ref);
     bool whole = moe_reduces[h->op->collective] || moe_check_is_summed(c, ref);
     if (total == extent || (!whole && total < extent)) return;
     moe_check_verdict(c, 1, rank, moe_check_label(h),

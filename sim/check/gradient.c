@@ -1,17 +1,21 @@
 /* gradient.c - see gradient.h. */
 #include "sim/check/gradient.h"
 
+#include "sim/check/pieces.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* key: rank, block and operation that contributed, so that entries sort by rank. */
+/* key: rank, block and operation that contributed, so that entries sort by rank; tag: to which element, as of
+ * moe_content. */
 struct entry {
-    uint64_t key;
+    uint64_t key, tag;
     double coefficient;
 };
 struct question { /* what a judgement depends on beside the vector */
     int param, slot, group;
+    uint64_t tag;
     double coefficient;
 };
 struct vector {
@@ -19,12 +23,6 @@ struct vector {
     struct entry *entry;   /* ascending keys */
     struct question asked; /* last; all ranks that share the vector ask the same */
     struct moe_gradient_fault answer;
-};
-struct state {
-    int vector;                  /* 0: the empty sum */
-    double coefficient, divisor; /* divisor, op: the last division */
-    const struct moe_op *op;
-    int clips;
 };
 struct written { /* by an operation of its own into a gradient or norm; again for each instance that does */
     int place;   /* of the slot, as `first` counts */
@@ -41,36 +39,39 @@ struct moe_gradients {
     struct all_written *written; /* [n_roles] */
     int n_vectors, cap_vectors;
     struct vector *vectors;
-    int *first;          /* [n_buffers] place of a buffer's slot 0 in state */
-    struct state *state; /* [slots of gradient buffers, R] */
+    int *first;                /* [n_buffers] place of a buffer's slot 0 in pieces */
+    struct moe_pieces *pieces; /* [slots of followed buffers, R] */
+    struct moe_pieces list;    /* being made */
 };
 
 static bool is_followed(const struct moe_schedule *s, int buffer)
 {
-    return s->buffers[buffer].role == MOE_BUF_GRAD || s->buffers[buffer].role == MOE_BUF_NORM;
+    enum moe_buffer_role role = s->buffers[buffer].role;
+    return role == MOE_BUF_GRAD || role == MOE_BUF_NORM || role == MOE_BUF_PARAM;
 }
 
 static int by_key(const void *a, const void *b)
 {
-    uint64_t x = ((const struct entry *)a)->key, y = ((const struct entry *)b)->key;
-    return (x > y) - (x < y);
+    const struct entry *x = a, *y = b;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
+    return (x->tag > y->tag) - (x->tag < y->tag);
 }
 
 /* Most come in order. */
 static bool is_sorted(const struct entry *entry, int n)
 {
     for (int i = 1; i < n; i++)
-        if (entry[i - 1].key > entry[i].key) return false;
+        if (by_key(&entry[i - 1], &entry[i]) > 0) return false;
     return true;
 }
 
-/* Sorts entries and adds those of one key; returns how many are left. */
+/* Sorts entries and adds those of one key and tag; returns how many are left. */
 static int merge(struct entry *entry, int n)
 {
     int kept = 0;
     if (!is_sorted(entry, n)) qsort(entry, (size_t)n, sizeof *entry, by_key);
     for (int i = 0; i < n; i++) {
-        if (kept && entry[kept - 1].key == entry[i].key)
+        if (kept && by_key(&entry[kept - 1], &entry[i]) == 0)
             entry[kept - 1].coefficient += entry[i].coefficient;
         else
             entry[kept++] = entry[i];
@@ -85,11 +86,12 @@ static int new_vector(struct moe_gradients *g, struct entry *entry, int n)
     return g->n_vectors++;
 }
 
-static int append(const struct moe_gradients *g, struct state s, struct entry *out)
+static int append(const struct moe_gradients *g, struct moe_content c, struct entry *out)
 {
-    const struct vector *v = &g->vectors[s.vector];
+    const struct vector *v = &g->vectors[c.vector];
     for (int i = 0; i < v->n; i++)
-        out[i] = (struct entry){v->entry[i].key, v->entry[i].coefficient * s.coefficient};
+        out[i] =
+            (struct entry){v->entry[i].key, v->entry[i].tag + c.tag, v->entry[i].coefficient * c.coefficient};
     return v->n;
 }
 
@@ -102,7 +104,7 @@ struct moe_gradients *moe_gradients_new(const struct moe_schedule *s)
         g->first[i] = g->n_places;
         if (is_followed(s, i)) g->n_places += s->buffers[i].slots;
     }
-    g->state = moe_alloc((size_t)g->n_places * (size_t)s->n_ranks, sizeof *g->state);
+    g->pieces = moe_alloc((size_t)g->n_places * (size_t)s->n_ranks, sizeof *g->pieces);
     g->written = moe_alloc((size_t)s->n_roles, sizeof *g->written);
     new_vector(g, NULL, 0);
     return g;
@@ -116,28 +118,65 @@ void moe_gradients_free(struct moe_gradients *g)
         free(g->written[i].by);
         free(g->written[i].first);
     }
+    for (size_t i = 0; i < (size_t)g->n_places * (size_t)g->s->n_ranks; i++) moe_pieces_free(&g->pieces[i]);
+    moe_pieces_free(&g->list);
     free(g->written);
     free(g->vectors);
     free(g->first);
-    free(g->state);
+    free(g->pieces);
     free(g);
 }
 
-static struct state *at(struct moe_gradients *g, struct moe_cell cell)
+static struct moe_pieces *pieces_of(const struct moe_gradients *g, struct moe_cell cell)
 {
-    moe_assert(is_followed(g->s, cell.buffer));
-    return &g->state[(size_t)(g->first[cell.buffer] + cell.slot) * (size_t)g->s->n_ranks + (size_t)cell.rank];
+    return &g->pieces[(size_t)(g->first[cell.buffer] + cell.slot) * (size_t)g->s->n_ranks +
+                      (size_t)cell.rank];
 }
 
-/* Other buffers hold no contributions. */
-static struct state state_of(struct moe_gradients *g, struct moe_cell cell)
+static uint64_t tag_of(const struct moe_gradients *g, int buffer, int slot)
 {
-    return is_followed(g->s, cell.buffer) ? *at(g, cell) : (struct state){0};
+    return (uint64_t)(g->first[buffer] + slot) << MOE_TAG_BITS;
 }
 
-static void set_state(struct moe_gradients *g, struct moe_cell cell, struct state with)
+/* What lies at an element of a cell and those behind it, up to *end, which may come nearer. Elements and tags
+ * count from the cell's begin. Where nothing was put, a parameter is as the step found it. */
+static struct moe_content content_at(const struct moe_gradients *g, struct moe_cell cell, int64_t element,
+                                     int64_t *end)
 {
-    if (is_followed(g->s, cell.buffer)) *at(g, cell) = with;
+    struct moe_content out = {0};
+    if (!is_followed(g->s, cell.buffer)) return out;
+    const struct moe_pieces *p = pieces_of(g, cell);
+    int i = moe_pieces_find(p, cell.begin + element);
+    int64_t until = INT64_MAX;
+    if (g->s->buffers[cell.buffer].role == MOE_BUF_PARAM)
+        out = (struct moe_content){.is_value = true, .tag = tag_of(g, cell.buffer, cell.slot)};
+    if (i < p->n && p->piece[i].begin <= cell.begin + element) {
+        until = p->piece[i].end;
+        out = p->piece[i].content;
+    } else if (i < p->n) {
+        until = p->piece[i].begin;
+    }
+    if (until - cell.begin < *end) *end = until - cell.begin;
+    out.tag += (uint64_t)cell.begin;
+    return out;
+}
+
+/* Starts the list anew with what a cell holds, as much as the other takes. */
+static void list_cell(struct moe_gradients *g, struct moe_cell from, struct moe_cell *to)
+{
+    g->list.n = 0;
+    if (from.n > to->n) from.n = to->n;
+    to->n = from.n;
+    for (int64_t at = 0, end; at < from.n; at = end) {
+        end = from.n;
+        struct moe_content c = content_at(g, from, at, &end);
+        moe_pieces_add(&g->list, at, end, c);
+    }
+}
+
+static void put_list(struct moe_gradients *g, struct moe_cell to)
+{
+    if (is_followed(g->s, to.buffer)) moe_pieces_put(pieces_of(g, to), to.begin, to.begin + to.n, &g->list);
 }
 
 static uint64_t key_of(int rank, int block, int id)
@@ -152,43 +191,141 @@ static int rank_of(uint64_t key)
 void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, const struct moe_op *op,
                              bool accumulate)
 {
-    struct state s = accumulate ? state_of(g, to) : (struct state){0};
-    struct entry *entry = moe_alloc((size_t)g->vectors[s.vector].n + 1, sizeof *entry);
-    int n = append(g, s, entry);
-    entry[n] = (struct entry){key_of(to.rank, block, op->id), 1};
-    set_state(g, to, (struct state){.vector = new_vector(g, entry, n + 1), .coefficient = 1});
+    struct entry own = {key_of(to.rank, block, op->id), tag_of(g, to.buffer, to.slot) + (uint64_t)to.begin,
+                        1};
+    g->list.n = 0;
+    for (int64_t at = 0, end; at < to.n; at = end) {
+        end = to.n;
+        struct moe_content c = {0};
+        if (accumulate) c = content_at(g, to, at, &end);
+        struct entry *entry = moe_alloc((size_t)g->vectors[c.vector].n + 1, sizeof *entry);
+        int n = append(g, c, entry);
+        entry[n] = own;
+        moe_pieces_add(&g->list, at, end,
+                       (struct moe_content){.vector = new_vector(g, entry, n + 1), .coefficient = 1});
+    }
+    put_list(g, to);
 }
 
-void moe_gradient_sum(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to, int n)
+/* Lists the sum of elements begin..end of all cells, counted from begin. */
+static void list_sum(struct moe_gradients *g, const struct moe_cell *from, int n, int64_t begin, int64_t end)
 {
-    int total = 0;
-    for (int i = 0; i < n; i++) total += g->vectors[state_of(g, from[i]).vector].n;
-    struct entry *entry = moe_alloc((size_t)total, sizeof *entry);
-    for (int i = 0, used = 0; i < n; i++) used += append(g, state_of(g, from[i]), entry + used);
-    struct state sum = {.vector = new_vector(g, entry, total), .coefficient = 1};
-    for (int i = 0; i < n; i++) set_state(g, to[i], sum);
+    struct moe_content *c = moe_alloc((size_t)n, sizeof *c);
+    g->list.n = 0;
+    for (int64_t at = begin, until; at < end; at = until) {
+        int total = 0, used = 0;
+        until = end;
+        for (int i = 0; i < n; i++) {
+            c[i] = content_at(g, from[i], at, &until);
+            total += g->vectors[c[i].vector].n;
+        }
+        struct entry *entry = moe_alloc((size_t)total, sizeof *entry);
+        for (int i = 0; i < n; i++) used += append(g, c[i], entry + used);
+        moe_pieces_add(&g->list, at - begin, until - begin,
+                       (struct moe_content){
+                           .vector = new_vector(g, entry, total), .coefficient = 1, .tag = (uint64_t)begin});
+    }
+    free(c);
+}
+
+void moe_gradient_sum(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to, int n,
+                      const int64_t *part)
+{
+    if (!part) list_sum(g, from, n, 0, from[0].n);
+    for (int64_t i = 0, at = 0; i < n; at += part ? part[i] : 0, i++) {
+        if (part) list_sum(g, from, n, at, at + part[i]);
+        put_list(g, to[i]);
+    }
+}
+
+void moe_gradient_gather(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to,
+                         int n)
+{
+    int64_t begin = 0;
+    g->list.n = 0;
+    for (int i = 0; i < n; begin += from[i].n, i++)
+        for (int64_t at = 0, end; at < from[i].n; at = end) {
+            end = from[i].n;
+            struct moe_content c = content_at(g, from[i], at, &end);
+            c.tag -= (uint64_t)begin;
+            moe_pieces_add(&g->list, begin + at, begin + end, c);
+        }
+    for (int i = 0; i < n; i++) put_list(g, to[i]);
 }
 
 void moe_gradient_divide(struct moe_gradients *g, struct moe_cell from, struct moe_cell to, double divisor,
                          const struct moe_op *op)
 {
-    struct state s = state_of(g, from);
-    s.coefficient /= divisor;
-    s.divisor = divisor;
-    s.op = op;
-    set_state(g, to, s);
+    list_cell(g, from, &to);
+    for (int i = 0; i < g->list.n; i++) {
+        struct moe_content *c = &g->list.piece[i].content;
+        c->coefficient /= divisor;
+        c->divisor = divisor;
+        c->op = op;
+    }
+    put_list(g, to);
 }
 
 void moe_gradient_clip(struct moe_gradients *g, struct moe_cell from, struct moe_cell to)
 {
-    struct state s = state_of(g, from);
-    s.clips++;
-    set_state(g, to, s);
+    list_cell(g, from, &to);
+    for (int i = 0; i < g->list.n; i++) g->list.piece[i].content.times++;
+    put_list(g, to);
+}
+
+void moe_gradient_copy(struct moe_gradients *g, struct moe_cell from, struct moe_cell to)
+{
+    list_cell(g, from, &to);
+    put_list(g, to);
 }
 
 void moe_gradient_zero(struct moe_gradients *g, struct moe_cell to)
 {
-    set_state(g, to, (struct state){0});
+    g->list.n = 0;
+    moe_pieces_add(&g->list, 0, to.n, (struct moe_content){0});
+    put_list(g, to);
+}
+
+bool moe_gradient_in_parts(const struct moe_gradients *g, struct moe_cell of)
+{
+    return pieces_of(g, of)->n > 0;
+}
+
+void moe_gradient_update(struct moe_gradients *g, struct moe_cell of, bool part)
+{
+    if (part || moe_gradient_in_parts(g, of)) moe_gradient_clip(g, of, of); /* counts the same */
+}
+
+int64_t moe_gradient_stale(const struct moe_gradients *g, struct moe_cell of)
+{
+    int64_t stale = 0, end;
+    for (int64_t at = 0; at < of.n; at = end) {
+        end = of.n;
+        struct moe_content c = content_at(g, of, at, &end);
+        bool right =
+            c.is_value && c.times == 1 && c.tag == tag_of(g, of.buffer, of.slot) + (uint64_t)of.begin;
+        stale += right ? 0 : end - at;
+    }
+    return stale;
+}
+
+bool moe_gradient_owner(const struct moe_gradients *g, struct moe_cell in, struct moe_cell *out)
+{
+    for (int64_t at = 0, end; at < in.n; at = end) {
+        end = in.n;
+        struct moe_content c = content_at(g, in, at, &end);
+        if (!g->vectors[c.vector].n) continue;
+        uint64_t tag = g->vectors[c.vector].entry[0].tag + c.tag;
+        int place = (int)((tag + ((uint64_t)1 << (MOE_TAG_BITS - 1))) >> MOE_TAG_BITS), buffer = 0;
+        while (buffer < g->s->n_buffers && (!is_followed(g->s, buffer) || place < g->first[buffer] ||
+                                            place >= g->first[buffer] + g->s->buffers[buffer].slots))
+            buffer++;
+        if (buffer == g->s->n_buffers) return false;
+        *out = (struct moe_cell){buffer, place - g->first[buffer], in.rank,
+                                 (int64_t)(tag - ((uint64_t)place << MOE_TAG_BITS)), in.n};
+        return true;
+    }
+    return false;
 }
 
 static int by_place(const void *a, const void *b)
@@ -248,8 +385,8 @@ static struct entry *required(struct moe_gradients *g, struct moe_env env, const
         double divisor = (double)moe_eval(s, env, p->divisor, c->members[i], 0, 0);
         for (int k = all->first[place]; k < all->first[place + 1]; k++) {
             entry = moe_grow(entry, &cap, *n + 1, sizeof *entry);
-            entry[(*n)++] =
-                (struct entry){key_of(c->members[i], all->by[k].block, all->by[k].id), 1 / divisor};
+            entry[(*n)++] = (struct entry){key_of(c->members[i], all->by[k].block, all->by[k].id),
+                                           tag_of(g, p->grad, slot), 1 / divisor};
         }
     }
     return entry;
@@ -261,17 +398,21 @@ static bool is_right(double have, double want)
     return have == want || fabs(have / want - 1) <= 1e-9; /* doubles hold the few factors to 1e-15 */
 }
 
+/* tag, coefficient: of what the vector is part of. */
 static struct moe_gradient_fault compare(const struct entry *want, int n_want, const struct vector *have,
-                                         double coefficient)
+                                         uint64_t tag, double coefficient)
 {
     struct moe_gradient_fault fault = {.factor = 1};
     int w = 0, h = 0, n_both = 0;
     double last = 1;
     while (w < n_want || h < have->n) {
-        if (h == have->n || (w < n_want && want[w].key < have->entry[h].key)) {
+        struct entry next = h < have->n ? have->entry[h] : (struct entry){.key = UINT64_MAX};
+        next.tag += tag;
+        int order = h == have->n ? -1 : w == n_want ? 1 : by_key(&want[w], &next);
+        if (order < 0) {
             fault.missing++;
             fault.missing_rank = rank_of(want[w++].key);
-        } else if (w == n_want || have->entry[h].key < want[w].key) {
+        } else if (order > 0) {
             fault.extra++;
             fault.extra_rank = rank_of(have->entry[h++].key);
         } else {
@@ -285,24 +426,39 @@ static struct moe_gradient_fault compare(const struct entry *want, int n_want, c
     return fault;
 }
 
-struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, struct moe_env env,
-                                             const struct moe_param *p, int slot, int rank)
+static struct moe_gradient_fault judge(struct moe_gradients *g, struct moe_env env, struct question q,
+                                       struct moe_content c)
 {
-    struct state s = *at(g, (struct moe_cell){p->grad, slot, rank});
-    struct vector *v = &g->vectors[s.vector];
-    struct question q = {(int)(p - g->s->params), slot, g->s->comms[p->replicas].group_of[rank],
-                         s.coefficient};
+    const struct moe_param *p = &g->s->params[q.param];
+    struct vector *v = &g->vectors[c.vector];
+    q.coefficient = c.coefficient;
     if (q.param != v->asked.param || q.slot != v->asked.slot || q.group != v->asked.group ||
-        q.coefficient != v->asked.coefficient) {
+        q.tag != v->asked.tag || q.coefficient != v->asked.coefficient) {
         int n;
-        struct entry *want = required(g, env, p, slot, q.group, &n);
-        v->answer = compare(want, merge(want, n), v, s.coefficient);
+        struct entry *want = required(g, env, p, q.slot, q.group, &n);
+        v->answer = compare(want, merge(want, n), v, q.tag, c.coefficient);
         v->asked = q;
         free(want);
     }
     struct moe_gradient_fault fault = v->answer;
-    fault.divisor = s.divisor;
-    fault.divided_in = s.op;
-    fault.clips = s.clips;
+    fault.divisor = c.divisor;
+    fault.divided_in = c.op;
+    fault.clips = c.times;
+    return fault;
+}
+
+struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, struct moe_env env,
+                                             const struct moe_param *p, int slot, struct moe_cell in,
+                                             int64_t first, int clips)
+{
+    struct question q = {(int)(p - g->s->params), slot, g->s->comms[p->replicas].group_of[in.rank], 0, 0};
+    struct moe_gradient_fault fault = {.factor = 1, .clips = clips};
+    for (int64_t at = 0, end; at < in.n; at = end) {
+        end = in.n;
+        struct moe_content c = content_at(g, in, at, &end);
+        q.tag = c.tag - (uint64_t)first;
+        fault = judge(g, env, q, c);
+        if (fault.missing || fault.extra || fault.factor != 1 || fault.clips != clips) break;
+    }
     return fault;
 }

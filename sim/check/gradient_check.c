@@ -1,6 +1,7 @@
 /* gradient_check.c - see internal.h. */
 #include "sim/check/internal.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +17,23 @@ static bool is_right(struct moe_gradient_fault f)
     return !f.missing && !f.extra && f.factor == 1;
 }
 
-static struct moe_gradient_fault judge(struct moe_checker *c, int rank, const struct moe_param *p, int slot)
+/* Of a whole slot nobody asks how large it is. */
+static struct moe_cell cell_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
 {
-    return moe_gradient_judge(c->gradients, c->device, p, slot, rank);
+    struct moe_cell out = {ref.buffer, moe_slot(c->s, ref, layer), rank, 0, MOE_CELL_ALL};
+    if (!ref.n) return out;
+    out.begin = moe_eval(c->s, c->device, ref.begin, rank, layer, 0);
+    out.n = moe_eval(c->s, c->device, ref.n, rank, layer, 0);
+    return out;
+}
+
+/* Of all elements where the backward pass computes it, or of a norm. */
+static struct moe_gradient_fault judge(struct moe_checker *c, int rank, const struct moe_param *p, int slot,
+                                       int clips)
+{
+    struct moe_cell in = cell_of(c, rank, (struct moe_ref){.buffer = p->grad}, 0);
+    in.slot = slot;
+    return moe_gradient_judge(c->gradients, c->device, p, slot, in, 0, clips);
 }
 
 static void report(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
@@ -35,6 +50,7 @@ static void report(struct moe_checker *c, int rank, const struct moe_here *h, co
         moe_check_verdict(c, norm ? 5 : 4, rank, at,
                           "%s holds %d contributions that are not its own, one of rank %d", what, f.extra,
                           f.extra_rank);
+    if (f.factor != 1 && f.uneven && (f.missing || f.extra)) return; /* a partial sum: that is the cause */
     if (f.factor != 1 && f.uneven)
         moe_check_verdict(
             c, norm ? 5 : 3, rank, at,
@@ -92,16 +108,43 @@ static void compare_update(struct moe_checker *c, int rank, const struct moe_her
                           moe_kernel_text[first->kernel], first->decay);
 }
 
+static struct moe_taken *taken(struct moe_checker *c, int rank, int buffer, int slot)
+{
+    return &c->taken[(size_t)rank * c->n_slots + (size_t)(c->first_slot[buffer] + slot)];
+}
+
+/* A part of a parameter is updated by the same part of its gradient, wherever that was reduced. */
+static void update_part(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
+                        struct moe_ref ref)
+{
+    struct moe_cell of = cell_of(c, rank, ref, h->layer), in = cell_of(c, rank, h->op->reads[1], h->layer);
+    struct moe_gradient_fault f =
+        moe_gradient_judge(c->gradients, c->device, p, of.slot, in, of.begin, p->clips);
+    struct moe_taken *t = taken(c, rank, p->grad, of.slot);
+    report(c, rank, h, p, f);
+    t->part = true;
+    t->reported |= !is_right(f);
+    moe_gradient_update(c->gradients, of, true);
+}
+
 /* A parameter is updated from itself and from its own gradient, which is judged here. */
 static void update(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
-                   int slot)
+                   struct moe_ref ref)
 {
+    int slot = moe_slot(c->s, ref, h->layer);
+    bool part = h->op->n_reads > 1 && ref.n;
+    if (h->op->kernel == MOE_K_COPY) return; /* moe_check_complete looks at what it left */
     count(times(c, rank, p->buffer, slot));
-    if (n_reads(c, h, p->grad, slot) != 1 || n_reads(c, h, p->buffer, slot) != 1)
+    if ((!part && n_reads(c, h, p->grad, slot) != 1) || n_reads(c, h, p->buffer, slot) != 1)
         moe_check_verdict(c, 4, rank, moe_check_label(h), "does not read %s and its gradient", p->name);
     compare_update(c, rank, h, (int)(p - c->s->params));
-    struct moe_gradient_fault f = judge(c, rank, p, slot);
+    if (part) {
+        update_part(c, rank, h, p, ref);
+        return;
+    }
+    struct moe_gradient_fault f = judge(c, rank, p, slot, p->clips);
     report(c, rank, h, p, f);
+    moe_gradient_update(c->gradients, cell_of(c, rank, ref, h->layer), false);
     if (!is_right(f))
         *times(c, rank, p->grad, slot) =
             !moe_is_copy(c->s, p->buffer, rank); /* the norm took what is reported here */
@@ -140,8 +183,28 @@ static void measure(struct moe_checker *c, int rank, const struct moe_here *h, c
                           c->s->buffers[p->grad].name, c->s->buffers[h->op->writes[0].buffer].name);
         return;
     }
-    struct moe_gradient_fault f = judge(c, rank, p, slot);
+    struct moe_gradient_fault f = judge(c, rank, p, slot, 0);
     if (is_right(f) && f.clips == 0) count(times(c, rank, p->grad, slot));
+}
+
+/* The same of a part, which lies where it was reduced. */
+static void measure_part(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    struct moe_cell in = cell_of(c, rank, h->op->reads[0], h->layer), of;
+    int norm = h->op->writes[0].buffer;
+    if (c->s->buffers[norm].role != MOE_BUF_NORM || !moe_gradient_owner(c->gradients, in, &of)) return;
+    for (int i = 0; i < c->s->n_params; i++) {
+        const struct moe_param *p = &c->s->params[i];
+        if (p->buffer < 0 || p->grad != of.buffer) continue;
+        struct moe_gradient_fault f =
+            moe_gradient_judge(c->gradients, c->device, p, of.slot, in, of.begin, 0);
+        struct moe_taken *t = taken(c, rank, of.buffer, of.slot);
+        if (!is_right(f) || f.clips) continue;
+        t->begin = of.begin;
+        t->n = of.n;
+        t->norm = norm;
+        t->times++;
+    }
 }
 
 /* Clipping reads every norm once, each judged where it is read first. */
@@ -151,17 +214,12 @@ static void clip(struct moe_checker *c, int rank, const struct moe_here *h, cons
     if (n != 1)
         moe_check_verdict(c, 5, rank, moe_check_label(h), "reads %s %d times, expected once", p->name, n);
     unsigned char *seen = times(c, rank, p->grad, 0);
-    if (!*seen) report(c, rank, h, p, judge(c, rank, p, 0));
+    if (!*seen) report(c, rank, h, p, judge(c, rank, p, 0, 0));
     *seen = 1;
     if (!c->clips) c->clips = h->op, c->clips_on = rank;
     if (c->clips->factor != h->op->factor)
         moe_check_verdict(c, 5, rank, moe_check_label(h), "clips to a norm of %.6g, rank %d to %.6g",
                           h->op->factor, c->clips_on, c->clips->factor);
-}
-
-static struct moe_cell cell_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
-{
-    return (struct moe_cell){ref.buffer, moe_slot(c->s, ref, layer), rank};
 }
 
 /* A factor: one that is not there is 1. */
@@ -181,6 +239,7 @@ static void track_write(struct moe_checker *c, int rank, const struct moe_here *
                             number(c, h, rank, op->divisor) / number(c, h, rank, op->times), op);
         return;
     case MOE_K_CLIP: moe_gradient_clip(c->gradients, from, to); return;
+    case MOE_K_COPY: moe_gradient_copy(c->gradients, from, to); return;
     case MOE_K_ZERO: moe_gradient_zero(c->gradients, to); return;
     default: moe_gradient_contribute(c->gradients, to, h->block_id, op, ref.accumulate);
     }
@@ -195,30 +254,41 @@ void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h)
     for (int i = 0; i < c->s->n_params && judges; i++) {
         const struct moe_param *p = &c->s->params[i];
         for (int w = 0; w < op->n_writes && p->buffer >= 0; w++)
-            if (op->writes[w].buffer == p->buffer)
-                update(c, rank, h, p, moe_slot(c->s, op->writes[w], h->layer));
+            if (op->writes[w].buffer == p->buffer) update(c, rank, h, p, op->writes[w]);
         if (op->kernel == MOE_K_SQNORM && p->buffer >= 0) measure(c, rank, h, p);
         if (op->kernel == MOE_K_CLIP && p->buffer < 0) clip(c, rank, h, p);
     }
+    if (op->kernel == MOE_K_SQNORM && op->reads[0].n) measure_part(c, rank, h);
     for (int i = 0; i < op->n_writes; i++)
-        if (moe_check_is_summed(c, op->writes[i])) track_write(c, rank, h, op->writes[i]);
+        if (moe_check_is_summed(c, op->writes[i]) || op->kernel == MOE_K_COPY)
+            track_write(c, rank, h, op->writes[i]);
 }
 
-/* Each member sums into its own; what another collective leaves in a gradient is no sum. */
+/* Each member sums or gathers into its own; what an all-to-all leaves in a gradient is no sum. */
 void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *ranks, int n)
 {
     bool summed = false;
-    for (int i = 0; i < n; i++) summed |= moe_check_is_summed(c, h[i].op->writes[0]);
+    for (int i = 0; i < n; i++)
+        summed |= moe_check_is_summed(c, h[i].op->writes[0]) ||
+                  c->s->buffers[h[i].op->writes[0].buffer].role == MOE_BUF_PARAM;
     if (!summed) return;
     struct moe_cell *from = moe_alloc((size_t)n, sizeof *from), *to = moe_alloc((size_t)n, sizeof *to);
+    int64_t *part = moe_alloc((size_t)n, sizeof *part);
     for (int i = 0; i < n; i++) {
         from[i] = cell_of(c, ranks[i], h[i].op->reads[0], h[i].layer);
         to[i] = cell_of(c, ranks[i], h[i].op->writes[0], h[i].layer);
-        if (h[i].op->collective != MOE_ALLREDUCE) moe_gradient_zero(c->gradients, to[i]);
+        part[i] = to[i].n;
     }
-    if (h[0].op->collective == MOE_ALLREDUCE) moe_gradient_sum(c->gradients, from, to, n);
+    switch (h[0].op->collective) {
+    case MOE_ALLREDUCE: moe_gradient_sum(c->gradients, from, to, n, NULL); break;
+    case MOE_REDUCESCATTER: moe_gradient_sum(c->gradients, from, to, n, part); break;
+    case MOE_ALLGATHER: moe_gradient_gather(c->gradients, from, to, n); break;
+    default:
+        for (int i = 0; i < n; i++) moe_gradient_zero(c->gradients, to[i]);
+    }
     free(from);
     free(to);
+    free(part);
 }
 
 static uint32_t served(const struct moe_role *role, int block, int id)
@@ -269,6 +339,11 @@ static void check_coverage(struct moe_checker *c, int rank)
     *seen |= covered;
 }
 
+static struct moe_label label_of(const struct moe_checker *c, const struct moe_param *p, int slot)
+{
+    return moe_check_named(p->name, c->s->buffers[p->grad].slots > 1 ? slot : -1);
+}
+
 /* Slots that were not counted as often as expected, 0 or 1. */
 static void check_times(struct moe_checker *c, int rank, int check_class, const struct moe_param *p,
                         int buffer, const char *what, int expected)
@@ -276,9 +351,27 @@ static void check_times(struct moe_checker *c, int rank, int check_class, const 
     for (int slot = 0; slot < c->s->buffers[buffer].slots; slot++) {
         int n = *times(c, rank, buffer, slot);
         if (n == expected || !moe_holds(c->s, buffer, slot, rank)) continue;
-        struct moe_label at = moe_check_named(p->name, c->s->buffers[buffer].slots > 1 ? slot : -1);
-        moe_check_verdict(c, check_class, rank, at, "%s %d times in a step, expected %s", what, n,
-                          expected ? "once" : "only where tokens enter");
+        if (buffer == p->grad && taken(c, rank, buffer, slot)->part) continue; /* moe_check_coverage */
+        moe_check_verdict(c, check_class, rank, label_of(c, p, slot), "%s %d times in a step, expected %s",
+                          what, n, expected ? "once" : "only where tokens enter");
+    }
+}
+
+/* After parts were updated on several ranks and gathered, every element has its own update. */
+static void check_values(struct moe_checker *c, int rank, const struct moe_param *p)
+{
+    for (int slot = 0; slot < c->s->buffers[p->buffer].slots; slot++) {
+        struct moe_cell of = {p->buffer, slot, rank, 0, MOE_CELL_ALL};
+        if (!moe_holds(c->s, p->buffer, slot, rank) ||
+            (!taken(c, rank, p->grad, slot)->part && !moe_gradient_in_parts(c->gradients, of)))
+            continue;
+        of.n = moe_eval(c->s, c->device, c->s->buffers[p->buffer].extent, rank, 0, 0);
+        int64_t stale = moe_gradient_stale(c->gradients, of);
+        if (stale)
+            moe_check_verdict(c, 4, rank, label_of(c, p, slot),
+                              "holds %" PRId64 " of %" PRId64
+                              " elements that are not their own, updated once",
+                              stale, of.n);
     }
 }
 
@@ -289,6 +382,7 @@ static void check_results(struct moe_checker *c, int rank)
         const struct moe_param *p = &c->s->params[i];
         if (p->buffer < 0) continue;
         check_times(c, rank, 4, p, p->buffer, "is updated", 1);
+        check_values(c, rank, p);
         if (p->clips)
             check_times(c, rank, 5, p, p->grad, "its right gradient is in the norm",
                         !moe_is_copy(c->s, p->buffer, rank));
@@ -298,6 +392,93 @@ static void check_results(struct moe_checker *c, int rank)
             if (moe_holds(c->s, i, slot, rank) &&
                 !c->written[(size_t)rank * c->n_slots + (size_t)(c->first_slot[i] + slot)])
                 moe_check_verdict(c, 6, rank, moe_check_named(c->s->buffers[i].name, -1), "is never written");
+}
+
+struct span {
+    int64_t begin, end;
+};
+
+static int by_begin(const void *a, const void *b)
+{
+    const struct span *x = a, *y = b;
+    return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+/* Is every element of 0..extent-1 in one span, and in no other? */
+static bool is_tiled(struct span *span, int n, int64_t extent)
+{
+    int64_t end = 0;
+    if (n) qsort(span, (size_t)n, sizeof *span, by_begin);
+    for (int i = 0; i < n; i++) {
+        if (span[i].begin != end) return false;
+        end = span[i].end;
+    }
+    return end == extent;
+}
+
+/* Where the embedding counts, on the ranks that hold the slot. */
+static bool counts(const struct moe_checker *c, const struct moe_param *p, int slot, int rank)
+{
+    return moe_holds(c->s, p->grad, slot, rank) && !moe_is_copy(c->s, p->buffer, rank);
+}
+
+/* What a group's norm took of a slot, of each of the tensors that its ranks' stage splits it into. */
+static void check_group(struct moe_checker *c, const struct moe_param *p, int slot, int norm,
+                        const int *ranks, int n)
+{
+    const struct moe_comm *split = p->shard < 0 ? NULL : &c->s->comms[p->shard];
+    struct span *span = moe_alloc((size_t)(2 * n), sizeof *span);
+    int first = 0;
+    while (first < n && !counts(c, p, slot, ranks[first])) first++;
+    int tensors = first == n ? 0 : split ? moe_group_size(split, split->group_of[ranks[first]]) : 1;
+    bool tiled = true;
+    for (int k = 0; k < tensors; k++) {
+        int n_spans = 0;
+        int64_t extent = moe_eval(c->s, c->device, c->s->buffers[p->grad].extent, ranks[first], 0, 0);
+        for (int i = 0; i < n; i++) {
+            const struct moe_taken *t = taken(c, ranks[i], p->grad, slot);
+            if (!counts(c, p, slot, ranks[i]) || t->norm != norm || (split && split->index_of[ranks[i]] != k))
+                continue;
+            for (int twice = 0; twice < 2 && twice < t->times; twice++)
+                span[n_spans++] = (struct span){t->begin, t->begin + t->n};
+        }
+        tiled &= is_tiled(span, n_spans, extent);
+    }
+    for (int i = 0; i < n && !tiled; i++)
+        if (counts(c, p, slot, ranks[i]))
+            moe_check_verdict(c, 5, ranks[i], label_of(c, p, slot),
+                              "its right gradient is not in %s once: the ranks that it is summed over took "
+                              "other parts than all",
+                              c->s->buffers[norm].name);
+    free(span);
+}
+
+void moe_check_coverage(struct moe_checker *c)
+{
+    const struct moe_schedule *s = c->s;
+    for (int i = 0; i < s->n_params; i++) {
+        const struct moe_param *p = &s->params[i];
+        for (int slot = 0; p->clips && p->buffer >= 0 && slot < s->buffers[p->grad].slots; slot++) {
+            int norm = -1, first = -1;
+            bool parts = false, reported = false;
+            for (int r = 0; r < s->n_ranks; r++) {
+                const struct moe_taken *t = taken(c, r, p->grad, slot);
+                parts |= t->part;
+                reported |= t->reported;
+                if (t->part && first < 0) first = r;
+                if (t->times && norm < 0) norm = t->norm;
+            }
+            if (!parts || reported) continue;
+            if (norm < 0)
+                moe_check_verdict(c, 5, first, label_of(c, p, slot), "its right gradient is in no norm");
+            for (int k = 0; k < s->n_params && norm >= 0; k++) {
+                if (s->params[k].buffer >= 0 || s->params[k].grad != norm) continue;
+                const struct moe_comm *over = &s->comms[s->params[k].replicas];
+                for (int g = 0; g < over->n_groups; g++)
+                    check_group(c, p, slot, norm, over->members + over->first[g], moe_group_size(over, g));
+            }
+        }
+    }
 }
 
 /* Does a block hold the backward of another? */

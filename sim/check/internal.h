@@ -22,6 +22,14 @@ struct moe_agreed { /* rows of a member, of which all pairs were seen to agree w
     uint64_t send, recv;
 };
 
+struct moe_taken { /* of a tensor into a norm, by a rank that updates a part of it */
+    int64_t begin, n;
+    int norm;      /* buffer */
+    int times;     /* 0: nothing */
+    bool part;     /* it updates a part */
+    bool reported; /* the gradient of the part is wrong */
+};
+
 struct moe_place { /* where a rank stands */
     int instance, op;
     bool waiting; /* at a collective, which moves these: */
@@ -41,6 +49,7 @@ struct moe_checker {
     /* [R, n_slots] of a parameter: how often it was updated; of a gradient: how often a norm took it when it
      * was right. Stops at 255. */
     unsigned char *times;
+    struct moe_taken *taken;         /* [R, n_slots] of a gradient */
     bool stop;                       /* a collective cannot complete */
     bool refused;                    /* a rank stopped at what its framework refuses */
     const struct moe_op *clips;      /* that was seen first: all have one norm */
@@ -104,6 +113,12 @@ void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *r
 /* Groups of `rank` in two communicators: the same members? */
 bool moe_check_same_group(const struct moe_checker *c, int rank, int a, int b);
 bool moe_check_is_summed(const struct moe_checker *c, struct moe_ref ref); /* gradients and norms */
+/* The elements that a reference names: from `begin` on, *n of them. Result: false where they are not in its
+ * slot, with a verdict of this class. */
+bool moe_check_range(struct moe_checker *c, int check_class, int rank, const struct moe_here *h,
+                     struct moe_ref ref);
+/* What norms took of tensors that several ranks update in parts covers each once. */
+void moe_check_coverage(struct moe_checker *c);
 
 /* A kernel of a rank against its row of kernel_shapes.c, before it runs. Result: false with a verdict, and
  * then nothing follows from what it writes. */

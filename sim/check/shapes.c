@@ -134,10 +134,10 @@ static int64_t room_of(const struct moe_checker *c, int rank, struct moe_ref ref
 {
     const struct moe_buffer *b = &c->s->buffers[ref.buffer];
     int micro = b->per_micro ? ref.micro * (c->s->n_layers + 1) : 0;
-    return moe_eval(c->s, c->device, b->extent, rank, layer + away(c->s, ref) + micro, 0);
+    return moe_eval(c->s, c->device, ref.n ? ref.n : b->extent, rank, layer + away(c->s, ref) + micro, 0);
 }
 
-/* What a collective fills may have more room than comes. */
+/* What a collective fills may have more room than comes, but not a part that is named. */
 static bool check_extent(struct moe_checker *c, int rank, const struct moe_here *h,
                          const struct moe_operand *o, struct moe_ref ref, bool reads)
 {
@@ -149,7 +149,7 @@ static bool check_extent(struct moe_checker *c, int rank, const struct moe_here 
         return false;
     }
     if (takes == MOE_UNKNOWN || room == MOE_UNKNOWN || takes == room) return true;
-    if (reads && c->roomy[ref.buffer] && takes >= 0 && takes < room) return true;
+    if (reads && !ref.n && c->roomy[ref.buffer] && takes >= 0 && takes < room) return true;
     char text[128];
     describe(c, rank, h, o, text);
     moe_check_verdict(c, 14, rank, moe_check_label(h),
@@ -181,6 +181,7 @@ static bool role_fits(const struct moe_operand *o, const struct moe_buffer *b, b
     case MOE_OPERAND_OUTPUT: return b->role == MOE_BUF_OUTPUT;
     default:
         if (o->kind == MOE_OPERAND_MOVED && b->type == MOE_I32) return b->role == MOE_BUF_INDEX;
+        if (o->kind == MOE_OPERAND_HELD) return b->role == MOE_BUF_PARAM || b->role == MOE_BUF_GRAD;
         return b->role == MOE_BUF_ACTIVATION || b->role == MOE_BUF_GRAD ||
                (reads && b->role == MOE_BUF_PARAM);
     }
@@ -289,7 +290,7 @@ static bool is_proved(const struct moe_checker *c, const struct moe_op *op)
         const struct moe_buffer *b = &c->s->buffers[ref.buffer];
         const struct moe_operand *o = reads ? &k->reads[i] : &k->writes[i - op->n_reads];
         if ((ref.micro && b->per_micro) ||
-            sign_extent(c, op, o) != moe_check_sign(c->s, b->extent, away(c->s, ref)))
+            sign_extent(c, op, o) != moe_check_sign(c->s, ref.n ? ref.n : b->extent, away(c->s, ref)))
             return false;
     }
     return true;
@@ -332,6 +333,31 @@ static bool check_others(struct moe_checker *c, int rank, const struct moe_here 
     return true;
 }
 
+/* Parts lie in their slots, and what is changed in place is one part. */
+static bool check_parts(struct moe_checker *c, int rank, const struct moe_here *h)
+{
+    const struct moe_op *op = h->op;
+    bool right = true;
+    for (int i = 0; i < op->n_reads; i++)
+        if (op->reads[i].n) right &= moe_check_range(c, 14, rank, h, op->reads[i]);
+    for (int w = 0; w < op->n_writes; w++) {
+        struct moe_ref to = op->writes[w];
+        if (!to.n) continue;
+        right &= moe_check_range(c, 14, rank, h, to);
+        for (int i = 0; i < op->n_reads && right; i++) {
+            struct moe_ref from = op->reads[i];
+            if (!moe_same_slot(c->s, from, to) || moe_eval(c->s, c->device, to.n, rank, h->layer, 0) == 0 ||
+                moe_eval(c->s, c->device, from.begin, rank, h->layer, 0) ==
+                    moe_eval(c->s, c->device, to.begin, rank, h->layer, 0))
+                continue;
+            moe_check_verdict(c, 14, rank, moe_check_label(h), "writes another part of %s than it reads",
+                              c->s->buffers[to.buffer].name);
+            right = false;
+        }
+    }
+    return right;
+}
+
 bool moe_check_shapes(struct moe_checker *c, int rank, const struct moe_here *h)
 {
     const struct moe_op *op = h->op;
@@ -340,7 +366,7 @@ bool moe_check_shapes(struct moe_checker *c, int rank, const struct moe_here *h)
                                       (int)(op - h->block->ops)];
     if (*state == UNKNOWN && !check_form(c, rank, h)) return false;
     if (*state == UNKNOWN) *state = is_proved(c, op) ? PROVED : EVALUATE;
-    bool right = true;
+    bool right = check_parts(c, rank, h);
     for (int i = 0; *state == EVALUATE && i < op->n_reads; i++)
         right &= check_extent(c, rank, h, &k->reads[i], op->reads[i], true);
     for (int i = 0; *state == EVALUATE && i < op->n_writes; i++)

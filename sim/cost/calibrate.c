@@ -56,6 +56,7 @@ static const enum moe_op_class kernel_class[MOE_K_COUNT] = {
     [MOE_K_XENT] = MOE_CLASS_OTHER,
     [MOE_K_ZERO] = MOE_CLASS_OTHER,
     [MOE_K_SCALE] = MOE_CLASS_OTHER,
+    [MOE_K_COPY] = MOE_CLASS_OTHER,
     [MOE_K_SQNORM] = MOE_CLASS_OTHER,
     [MOE_K_CLIP] = MOE_CLASS_OTHER,
     [MOE_K_SGD] = MOE_CLASS_OTHER,

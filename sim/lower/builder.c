@@ -247,7 +247,7 @@ void moe_run_block(struct moe_builder *b, int block, int layer)
 static int buffer_bytes(struct moe_builder *b, struct moe_ref r)
 {
     const struct moe_buffer *buffer = &b->s->buffers[r.buffer];
-    return moe_mul(b, buffer->extent, moe_const(b, moe_type_bytes[buffer->type]));
+    return moe_mul(b, r.n ? r.n : buffer->extent, moe_const(b, moe_type_bytes[buffer->type]));
 }
 
 /* Reading and writing on one stream is in order; across streams the later operation waits. */

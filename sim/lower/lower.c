@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const struct moe_dispatcher dispatchers[] = {
@@ -390,6 +391,8 @@ static void lower_stage(struct moe_builder *b, struct model *m, struct moe_lower
         sync->rows = m->sc->empty_rank == MOE_EMPTY_SKIPS_WEIGHTS ? rows : MOE_UNSET;
     }
     pipe->early = m->sc->overlap_grad_reduce ? moe_lower_sync_early(b, sync) : -1;
+    for (int layer = y->n_layers - 1; layer >= 0; layer--)
+        pipe->full[layer] = m->sc->overlap_grad_reduce ? moe_lower_sync_bucket(b, sync, layer) : -1;
     if (pipe->stage == 0) {
         pipe->d_embed = moe_new_block(b, "embedding", MOE_BACKWARD, false);
         moe_emit_backward(b, pipe->embed);
@@ -404,12 +407,14 @@ static void lower_stages(struct moe_builder *b, struct model *m, struct moe_lowe
                          struct moe_lower_sync *sync)
 {
     int n = pipe->n_stages, each = (int)m->sc->layers / n;
+    pipe->full = moe_alloc((size_t)m->layer.n_layers, sizeof *pipe->full);
     for (pipe->stage = 0; pipe->stage < n; pipe->stage++) {
         if (pipe->stage) moe_new_role(b);
         b->s->roles[b->role].first_layer = pipe->stage * each;
         b->s->roles[b->role].end_layer = (pipe->stage + 1) * each;
         lower_stage(b, m, pipe, sync);
     }
+    free(pipe->full);
     for (int r = 0; r < b->s->n_ranks; r++) b->s->role_of[r] = r / (b->s->n_ranks / n);
 }
 

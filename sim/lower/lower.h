@@ -163,6 +163,7 @@ void moe_lower_aux_loss(struct moe_builder *b, const struct moe_layer *y, const 
 int moe_lower_checkpoint(struct moe_builder *b, const struct moe_scenario *sc);
 
 /* gradient_sync.c: from gradients to updates. */
+struct moe_buckets; /* buckets.h */
 struct moe_lower_sync {
     const struct moe_scenario *sc; /* borrowed */
     struct moe_groups groups;
@@ -171,6 +172,7 @@ struct moe_lower_sync {
     int one;     /* expression */
     int rows;    /* expression: experts' gradients are summed where it is not 0; 0 itself: always */
     int shared_norm, expert_norm; /* buffers, 0: none */
+    struct moe_buckets *buckets;  /* of the stage that is being written, NULL: not made yet */
 };
 /* Errors: MOE_EINPUT for a step that names no parameter. Free with moe_sync_free(&out->order). */
 int moe_lower_sync_open(struct moe_builder *b, const struct moe_scenario *sc, const struct moe_groups *groups,
@@ -178,6 +180,11 @@ int moe_lower_sync_open(struct moe_builder *b, const struct moe_scenario *sc, co
 /* A block with the steps up to the last sum before any norm, for the parameters of a layer: to be run when
  * its backward pass is over. -1: there is no sum. */
 int moe_lower_sync_early(struct moe_builder *b, struct moe_lower_sync *sync);
+/* The same of buckets that are full behind a layer's backward pass: a block to be run once, or -1. */
+int moe_lower_sync_bucket(struct moe_builder *b, struct moe_lower_sync *sync, int layer);
+/* Does a step concern the parameter? The communicator of a step's group, or -1. */
+bool moe_sync_is_of(const struct moe_sync_step *step, const struct moe_param *p);
+int moe_sync_comm(const struct moe_lower_sync *sync, int group);
 /* Does the stage that is being written hold the parameter? */
 bool moe_lower_is_held(const struct moe_builder *b, const struct moe_param *p);
 /* Blocks of all other steps, and their runs. */
@@ -190,6 +197,7 @@ void moe_lower_sync(struct moe_builder *b, struct moe_lower_sync *sync);
 struct moe_lower_pipe {
     int n_stages, stage, n_micro;                            /* n_micro: that the role runs */
     int embed, layer, head, d_head, d_layer, d_embed, early; /* blocks of the stage; -1: it has none */
+    int *full; /* [n_layers] block of the buckets that are full behind a layer; -1: none */
     /* Transfers: forward, backward, and both at once, to (or from) the next stage and the one before. */
     int next[3], previous[3];
     struct moe_ref stream, nothing; /* input of each layer, and of the head; no element */

@@ -115,6 +115,7 @@ static void run_backward(struct moe_builder *b, const struct moe_lower_pipe *pip
     for (int l = end_layer(b) - 1; l >= first_layer(b); l--) {
         run(b, pipe->d_layer, micro, l);
         if (micro == pipe->n_micro - 1) run(b, pipe->early, 0, l);
+        if (micro == pipe->n_micro - 1) run(b, pipe->full[l], 0, 0);
     }
     run(b, pipe->d_embed, micro, 0);
 }

@@ -72,14 +72,18 @@ static int read_factors(const struct moe_yaml *node, int *n, struct moe_factor *
 /* What a step needs and cannot use follows from what it does. */
 static int check_step(const struct moe_yaml *node, const struct draft *d)
 {
-    int act = d->step.act;
+    int act = d->step.act, over = d->step.over;
+    bool shares = act == MOE_SYNC_REDUCE_SCATTER || act == MOE_SYNC_ALL_GATHER;
+    bool alike =
+        over == MOE_GROUP_WORLD || over == MOE_GROUP_DP || over == MOE_GROUP_EP || over == MOE_GROUP_EDP;
     bool sums = act == MOE_SYNC_SUM || act == MOE_SYNC_AVERAGE;
-    const char *fault = sums && d->step.over == MOE_GROUP_NONE              ? "needs over: a group"
-                        : !sums && act != MOE_SYNC_NORM && d->step.over     ? "has no group to go over"
-                        : act == MOE_SYNC_DIVIDE && !d->by && !d->times     ? "needs by or times"
-                        : act != MOE_SYNC_DIVIDE && (d->by || d->times)     ? "cannot use by or times"
-                        : act == MOE_SYNC_CLIP && strcmp(d->step.of, "all") ? "clips all or nothing"
-                                                                            : NULL;
+    const char *fault = sums && d->step.over == MOE_GROUP_NONE ? "needs over: a group"
+                        : shares && !alike                     ? "needs over: world, dp, ep or edp"
+                        : !sums && !shares && act != MOE_SYNC_NORM && d->step.over ? "has no group to go over"
+                        : act == MOE_SYNC_DIVIDE && !d->by && !d->times            ? "needs by or times"
+                        : act != MOE_SYNC_DIVIDE && (d->by || d->times)            ? "cannot use by or times"
+                        : act == MOE_SYNC_CLIP && strcmp(d->step.of, "all")        ? "clips all or nothing"
+                                                                                   : NULL;
     return fault
                ? moe_fail(MOE_EINPUT, "%s:%d: gradient_sync: %s %s", node->file, node->line, acts[act], fault)
                : MOE_OK;
@@ -115,23 +119,27 @@ void moe_sync_free(struct moe_sync_order *order)
     *order = (struct moe_sync_order){0};
 }
 
-void moe_sync_default(bool mean_of_ranks, bool clips, struct moe_sync_order *out)
+void moe_sync_default(bool mean_of_ranks, bool clips, bool distributed, struct moe_sync_order *out)
 {
     struct moe_factor by = mean_of_ranks ? (struct moe_factor){MOE_FACTOR_GROUP, MOE_GROUP_DP}
                                          : (struct moe_factor){MOE_FACTOR_WORLD_TOKENS, 0};
+    int sum = distributed ? MOE_SYNC_REDUCE_SCATTER : MOE_SYNC_SUM;
     const struct moe_sync_step steps[] = {
-        {.act = MOE_SYNC_SUM, .of = "shared", .over = MOE_GROUP_DP},
-        {.act = MOE_SYNC_SUM, .of = "experts", .over = MOE_GROUP_EDP},
+        {.act = sum, .of = "shared", .over = MOE_GROUP_DP},
+        {.act = sum, .of = "experts", .over = MOE_GROUP_EDP},
         {.act = MOE_SYNC_SUM, .of = "embedding", .over = MOE_GROUP_TIED},
         {.act = MOE_SYNC_DIVIDE, .of = "all", .n_by = 1, .by = {by}},
-        {.act = MOE_SYNC_NORM, .of = "shared", .over = MOE_GROUP_PP},
-        {.act = MOE_SYNC_NORM, .of = "experts", .over = MOE_GROUP_EP_PP},
+        {.act = MOE_SYNC_NORM, .of = "shared", .over = distributed ? MOE_GROUP_WORLD : MOE_GROUP_PP},
+        {.act = MOE_SYNC_NORM, .of = "experts", .over = distributed ? MOE_GROUP_WORLD : MOE_GROUP_EP_PP},
         {.act = MOE_SYNC_CLIP, .of = "all"},
         {.act = MOE_SYNC_UPDATE, .of = "all"},
+        {.act = MOE_SYNC_ALL_GATHER, .of = "shared", .over = MOE_GROUP_DP},
+        {.act = MOE_SYNC_ALL_GATHER, .of = "experts", .over = MOE_GROUP_EDP},
     };
     enum { N = sizeof steps / sizeof *steps };
     *out = (struct moe_sync_order){0, moe_alloc(N, sizeof *out->step)};
     for (int i = 0; i < N; i++)
-        if (clips || (steps[i].act != MOE_SYNC_NORM && steps[i].act != MOE_SYNC_CLIP))
+        if ((clips || (steps[i].act != MOE_SYNC_NORM && steps[i].act != MOE_SYNC_CLIP)) &&
+            (distributed || steps[i].act != MOE_SYNC_ALL_GATHER))
             out->step[out->n++] = steps[i];
 }

@@ -17,6 +17,10 @@
  *                  behind the last step that measures shared parameters, and once for experts
  *         clip     by clip_norm and all norms
  *         update   the optimizer's step
+ *         reduce_scatter, all_gather   of a distributed optimizer: gradients are laid out in buckets
+ *                  (buckets.h), each summed so that every rank of the group has one part of it; from there on
+ *                  a rank divides, measures, clips and updates its part, and sums over other groups take all
+ *                  that lies in the bucket, what it does not own too; the gather spreads the parameters
  *   of    all, shared (what every rank of the group dp holds), experts, or a parameter by its name
  *   over  world, dp (ranks of a stage, which hold the same shared parameters), ep (ranks that split its
  *         experts), edp (ranks that hold the same experts), pp (the ranks of a pipeline, one of each stage),
@@ -41,7 +45,8 @@ struct moe_yaml;
 /* clang-format off */
 #define MOE_SYNC_ACTS(X) \
         X(SUM, "sum") X(AVERAGE, "average") X(DIVIDE, "divide") \
-        X(NORM, "norm") X(CLIP, "clip") X(UPDATE, "update")
+        X(NORM, "norm") X(CLIP, "clip") X(UPDATE, "update") \
+        X(REDUCE_SCATTER, "reduce_scatter") X(ALL_GATHER, "all_gather")
 #define MOE_SYNC_GROUPS(X) X(NONE, "none") X(WORLD, "world") X(DP, "dp") X(EP, "ep") X(EDP, "edp") \
         X(PP, "pp") X(TIED, "tied") X(EP_PP, "ep_pp") X(SP, "sp") X(ACROSS_SP, "across_sp")
 /* clang-format on */
@@ -81,7 +86,8 @@ struct moe_sync_order {
  * are left to the lowering. */
 int moe_sync_read(const struct moe_yaml *node, struct moe_sync_order *out);
 void moe_sync_free(struct moe_sync_order *order);
-/* What a scenario does that writes no list. mean_of_ranks: see above. */
-void moe_sync_default(bool mean_of_ranks, bool clips, struct moe_sync_order *out);
+/* What a scenario does that writes no list. mean_of_ranks: see above. distributed: as Megatron-LM does,
+ * shared parameters are shared out over dp and experts over edp, before the tied embedding is summed. */
+void moe_sync_default(bool mean_of_ranks, bool clips, bool distributed, struct moe_sync_order *out);
 
 #endif

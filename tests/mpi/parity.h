@@ -79,23 +79,33 @@ static inline double parity_larger(double a, double b)
     return isnan(a) || b <= a ? a : b;
 }
 
-/* max |a - b| / max |b| over a tensor of a rank, a slice of the whole tensor in `b`, its buffer `whole`, that
- * starts at element `from`. */
-static inline double parity_difference(const struct moe_schedule *s, int buffer, int slot,
-                                       const struct moe_execution *a, const struct moe_execution *b,
-                                       int whole, int64_t from)
+/* max |a - b| / max |b|, of n elements of a slot of `a` from `begin` on, which in `b` begin at `from` of slot
+ * `of` of its buffer `whole`; the largest of all that is there. */
+static inline double parity_part(const struct moe_schedule *s, int buffer, int slot,
+                                 const struct moe_execution *a, int64_t begin, int64_t n,
+                                 const struct moe_execution *b, int whole, int of, int64_t from)
 {
     int64_t n_a, n_b;
-    const void *pa = moe_execute_buffer(a, buffer, slot, &n_a),
-               *pb = moe_execute_buffer(b, whole, slot, &n_b);
+    const void *pa = moe_execute_buffer(a, buffer, slot, &n_a), *pb = moe_execute_buffer(b, whole, of, &n_b);
     double most = 0, scale = 0;
     for (int64_t i = 0; i < n_b; i++) {
         double v = fabs(parity_at(s, buffer, pb, i));
         if (v > scale) scale = v;
     }
-    for (int64_t i = 0; i < n_a; i++)
-        most = parity_larger(most, fabs(parity_at(s, buffer, pa, i) - parity_at(s, buffer, pb, from + i)));
+    for (int64_t i = 0; i < n; i++)
+        most = parity_larger(most,
+                             fabs(parity_at(s, buffer, pa, begin + i) - parity_at(s, buffer, pb, from + i)));
     return scale > 0 ? most / scale : most;
+}
+
+/* The same of all that `a` holds. */
+static inline double parity_difference(const struct moe_schedule *s, int buffer, int slot,
+                                       const struct moe_execution *a, const struct moe_execution *b,
+                                       int whole, int64_t from)
+{
+    int64_t n;
+    moe_execute_buffer(a, buffer, slot, &n);
+    return parity_part(s, buffer, slot, a, 0, n, b, whole, slot, from);
 }
 
 #endif

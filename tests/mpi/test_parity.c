@@ -32,6 +32,10 @@ enum { N_LAYOUTS = sizeof layouts / sizeof *layouts };
 #define TIED "{do: sum, of: embedding, over: tied}, "
 #define NORMS                                                                                                \
     "{do: norm, of: experts, over: ep_pp}, {do: norm, of: shared, over: pp}, {do: clip}, {do: update}]\n"
+#define SHARED "{do: reduce_scatter, of: shared, over: dp}, {do: reduce_scatter, of: experts, over: edp}, "
+#define WORLD_NORMS "{do: norm, of: experts, over: world}, {do: norm, of: shared, over: world}, {do: clip}, "
+#define GATHERS                                                                                              \
+    "{do: update}, {do: all_gather, of: shared, over: dp}, {do: all_gather, of: experts, over: edp}]\n"
 static const struct variant {
     const char *capacity; /* or another part of a scenario */
     bool equal_tokens;    /* needs as many tokens on every rank */
@@ -56,6 +60,23 @@ static const struct variant {
     {"loss: mean_of_ranks\ngradient_sync: [{do: average, of: shared, over: dp}, "
      "{do: average, of: experts, over: edp}, " TIED "{do: divide, of: experts, by: ep}, " NORMS,
      true},
+    {"optimizer: sgd\ndistributed_optimizer: {bucket_size: 300}\n", false},
+    {"optimizer: sgd\noverlap_grad_reduce: true\ndistributed_optimizer: {bucket_size: 300}\n", false},
+    {"optimizer: sgd\ndistributed_optimizer: {separate_tied: false}\n"
+     "gradient_sync: [" TIED "{do: divide, of: shared, by: world_tokens}, " SHARED
+     "{do: divide, of: experts, "
+     "by: world_tokens}, " WORLD_NORMS GATHERS,
+     false},
+    {"optimizer: sgd\nloss: mean_of_ranks\noverlap_grad_reduce: true\n"
+     "gradient_sync: [{do: divide, by: dp}, " SHARED TIED WORLD_NORMS GATHERS,
+     true},
+    /* Within the ranks that split the experts, after a sum over their copies. */
+    {"optimizer: sgd\ngradient_sync: [{do: sum, of: shared, over: edp}, "
+     "{do: reduce_scatter, of: shared, over: ep}, {do: sum, of: experts, over: edp}, " TIED
+     "{do: divide, by: world_tokens}, {do: norm, of: shared, over: ep_pp}, {do: norm, of: experts, over: "
+     "ep_pp}, "
+     "{do: clip}, {do: update}, {do: all_gather, of: shared, over: ep}]\ndistributed_optimizer: {}\n",
+     false},
     {"capacity: {rule: deepspeed, factor: 1.0%s}", true},
     {"capacity: {rule: deepspeed, drop_tokens: false%s}", false},
     {"capacity: {rule: tutel, factor: 1.0%s}", true},
@@ -119,29 +140,82 @@ static void same_peers(struct moe_communicator *world, const struct moe_scenario
     moe_routing_free(r);
 }
 
+/* An operation that updates a slot of a parameter, or a part of it, and what it takes. */
+struct update {
+    const struct moe_op *op;
+    int slot, grad_slot;  /* of the parameter, and of the buffer where its gradient lies */
+    int64_t first, at, n; /* elements: of the parameter, of that buffer; how many */
+};
+
+static bool is_update(const struct moe_schedule *s, int rank, const struct moe_op *op, int layer, int param,
+                      int64_t extent, struct update *out)
+{
+    const struct moe_ref *value = &op->writes[0], *grad = &op->reads[1];
+    struct moe_env none = {0};
+    if (op->kind != MOE_KERNEL || (op->kernel != MOE_K_SGD && op->kernel != MOE_K_ADAMW) ||
+        value->buffer != s->params[param].buffer)
+        return false;
+    *out = (struct update){op, moe_slot(s, *value, layer), moe_slot(s, *grad, layer), 0, 0, extent};
+    if (!value->n) return true;
+    out->first = moe_eval(s, none, value->begin, rank, 0, 0);
+    out->at = moe_eval(s, none, grad->begin, rank, 0, 0);
+    out->n = moe_eval(s, none, value->n, rank, 0, 0);
+    return true;
+}
+
+/* The one of a slot in what a rank issues. */
+static struct update update_of(const struct moe_schedule *s, int rank, int param, int slot, int64_t extent)
+{
+    const struct moe_role *role = &s->roles[s->role_of[rank]];
+    struct update out;
+    for (int k = 0; k < role->n_instances; k++) {
+        const struct moe_block *block = &role->blocks[role->itinerary[k].block];
+        for (int o = 0; o < block->n_ops; o++)
+            if (is_update(s, rank, &block->ops[o], role->itinerary[k].layer, param, extent, &out) &&
+                out.slot == slot)
+                return out;
+    }
+    moe_bug(__FILE__, __LINE__, s->params[param].name);
+}
+
+/* What a rank updates a slot by, and (SGD, which does not divide by what may be near 0) what that gives. */
+static double compare_slot(const struct moe_schedule *s, int rank, const struct moe_execution *many,
+                           const struct moe_execution *one, int param, int slot)
+{
+    const struct moe_schedule *s1 = moe_execute_schedule(one); /* of another dispatcher: other buffers */
+    const struct moe_param *p = &s->params[param];
+    int64_t n;
+    moe_execute_buffer(many, p->buffer, slot, &n);
+    struct update mine = update_of(s, rank, param, slot, n);
+    int64_t from = p->shard < 0 ? 0 : n * s->comms[p->shard].index_of[rank];
+    double most = parity_part(s, mine.op->reads[1].buffer, mine.grad_slot, many, mine.at, mine.n, one,
+                              s1->params[param].grad, slot, from + mine.first);
+    return mine.op->kernel == MOE_K_ADAMW
+               ? most
+               : parity_larger(
+                     most, parity_difference(s, p->buffer, slot, many, one, s1->params[param].buffer, from));
+}
+
 static double compare_gradients(const struct moe_schedule *s, int rank, const struct moe_execution *many,
                                 const struct moe_execution *one)
 {
-    const struct moe_schedule *s1 = moe_execute_schedule(one); /* of another dispatcher: other buffers */
+    const struct moe_schedule *s1 = moe_execute_schedule(one);
     double most = 0;
-    for (int i = 0; i < s->n_params; i++)
-        for (int slot = 0; slot < s->buffers[s->params[i].grad].slots; slot++) {
-            const struct moe_param *p = &s->params[i];
-            int64_t n;
-            /* Norms are of all that a rank clips. */
-            if (p->buffer >= 0 && !moe_holds(s, p->grad, slot, rank)) continue;
-            moe_execute_buffer(many, p->grad, slot, &n);
-            int64_t from = p->shard < 0 ? 0 : n * s->comms[p->shard].index_of[rank];
-            most =
-                parity_larger(most, parity_difference(s, p->grad, slot, many, one, s1->params[i].grad, from));
-        }
+    for (int i = 0; i < s->n_params; i++) {
+        const struct moe_param *p = &s->params[i];
+        if (p->buffer < 0) /* norms are of all that a rank clips */
+            most = parity_larger(most, parity_difference(s, p->grad, 0, many, one, s1->params[i].grad, 0));
+        for (int slot = 0; p->buffer >= 0 && slot < s->buffers[p->grad].slots; slot++)
+            if (moe_holds(s, p->grad, slot, rank))
+                most = parity_larger(most, compare_slot(s, rank, many, one, i, slot));
+    }
     return most;
 }
 
 static struct moe_scenario *scenario(const struct layout *layout, const char *dispatcher,
                                      const char *capacity, int64_t group_tokens, const char *dtype)
 {
-    char group[48] = "", rule[384], more[512];
+    char group[48] = "", rule[640], more[768];
     if (group_tokens) snprintf(group, sizeof group, ", group_tokens: %lld", (long long)group_tokens);
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
@@ -164,6 +238,8 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
     const struct layout alone = {1, 1, all, micro, layout->layers};
     struct moe_scenario *sc1 = scenario(&alone, "alltoall", variant->capacity, sc->tokens[0], dtype);
     sc1->capacity.pad = false; /* padding moves zeros, and no gradient */
+    sc1->distributed.on = false;
+    moe_sync_free(&sc1->sync); /* whatever the order: the reference has that of every scenario */
     struct moe_schedule *s1 = fixture_schedule(sc1);
     int64_t before = parity_stage_tokens(s, world->rank, world->rank);
     struct parity_run many, one;

@@ -185,7 +185,7 @@ static const struct call calls[] = {
     {MOE_K_COMBINE_BWD, {D_T, D_H, D_K, D_E, D_PADDED}, {SENT, PROB, KEPT_EXPERT, KEPT_SLOT, DY},
      {DSENT, DPROB}, .back = 1},
     {MOE_K_XENT, {D_T, D_V}, {SCORES, TARGET}, {DSCORES, LOSS}},
-    {MOE_K_ZERO, {D_GATES}, {NONE}, {DGATE}},
+    {MOE_K_ZERO, {D_GATES}, {NONE}, {DGATE}}, {MOE_K_COPY, {D_GATES}, {DGATE}, {GATE}},
     {MOE_K_SCALE, {D_GATES}, {DGATE}, {DGATE}},
     {MOE_K_SGD, {D_GATES}, {GATE, DGATE}, {GATE}},
     {MOE_K_SQNORM, {D_GATES}, {DGATE}, {NORM}, .add = 1},
