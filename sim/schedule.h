@@ -73,11 +73,12 @@
         X(REDUCESCATTER, "reducescatter", true,  false, true)
 /* What a collective that reduces makes of the elements; text goes behind its name. */
 #define MOE_REDUCTIONS(X) X(SUM, "") X(MAX, " max")
-/* Who moves the bytes of a collective: how long that takes, not what arrives. Gradients go back by `reverse`. What
- * rides is moved by the kernel of another operation, which pays its latency. Home: bytes go to the rank whose
- * tokens they are of. All but NCCL move pairs only, of the group that splits the experts. Each library has a
- * dispatch and a combine, and what rides: counts before a dispatch (NOTIFY); where a token goes once to each
- * rank that has any of its experts, what goes with it (DISPATCHED), or comes back with it (COMBINED).
+/* Who moves the bytes of a collective: how long that takes, not what arrives. Gradients go back by
+ * `reverse`. What rides is moved by the kernel of another operation, which pays its latency. Home: bytes go
+ * to the rank whose tokens they are of. All but NCCL move pairs only, of the group that splits the experts.
+ * Each library has a dispatch and a combine, and what rides: counts before a dispatch (NOTIFY); where a
+ * token goes once to each rank that has any of its experts, what goes with it (DISPATCHED), or comes back
+ * with it (COMBINED).
  *        name               library      reverse           rides  home */
 #define MOE_TRANSPORTS(X) \
         X(NCCL,              NCCL,        NCCL,              false, false) \
@@ -94,8 +95,8 @@
         X(ONE_NOTIFY,        ONE_SIDED,   ONE_NOTIFY,        true,  false) \
         X(ONE_DISPATCHED,    ONE_SIDED,   ONE_COMBINED,      true,  false) \
         X(ONE_COMBINED,      ONE_SIDED,   ONE_DISPATCHED,    true,  true)
-/* DEEPEP, LOW_LATENCY: its normal and low-latency kernels. ONE_SIDED: kernels that write to their peers in one
- * NVLink domain. */
+/* DEEPEP, LOW_LATENCY: its normal and low-latency kernels. ONE_SIDED: kernels that write to their peers in
+ * one NVLink domain. */
 #define MOE_LIBRARIES(X) X(NCCL) X(DEEPEP) X(LOW_LATENCY) X(ONE_SIDED)
 #define MOE_OP_KINDS(X) X(KERNEL, "kernel") X(COLLECTIVE, "collective") X(HOST_SYNC, "host_sync")
 #define MOE_PASSES(X) \
@@ -188,9 +189,10 @@ struct moe_expr {
 enum moe_scope { MOE_SCOPE_GLOBAL, MOE_SCOPE_RANK, MOE_SCOPE_BEFORE, MOE_SCOPE_PEER, MOE_SCOPE_EXPERT };
 
 /* buffer < 0: known from the start. `expr` when set; else the tokens of the rank (RANK), of member i of its
- * group (PEER), of all members before it there (BEFORE) or of all ranks (GLOBAL). EXPERT without buffer has `cols` values. Otherwise the buffer is
- * seen as [rows, cols] and value i is the sum of row i (by_row) or of column i. With a `slice` the columns
- * are split over the members of that communicator: only the rank's own count, from 0 on. */
+ * group (PEER), of all members before it there (BEFORE) or of all ranks (GLOBAL). EXPERT without buffer has
+ * `cols` values. Otherwise the buffer is seen as [rows, cols] and value i is the sum of row i (by_row) or
+ * of column i. With a `slice` the columns are split over the members of that communicator: only the rank's
+ * own count, from 0 on. */
 struct moe_symbol {
     char name[MOE_NAME];
     enum moe_scope scope;
@@ -202,8 +204,8 @@ struct moe_symbol {
     bool on_device; /* kernels read the counts where they are: the host need not know them */
 };
 
-/* Which ranks hold a slot: those whose role has its layer; of a buffer that is of no layer, these: stages of a
- * pipeline, or (STAGE) that whose first layer is `stage`. */
+/* Which ranks hold a slot: those whose role has its layer; of a buffer that is of no layer, these: stages
+ * of a pipeline, or (STAGE) that whose first layer is `stage`. */
 enum moe_where { MOE_WHERE_ALL, MOE_WHERE_FIRST, MOE_WHERE_LAST, MOE_WHERE_ENDS, MOE_WHERE_STAGE };
 
 /* One slot, or one slot a layer (a reference adds its shift to the layer); per_micro: so many for each
@@ -256,8 +258,8 @@ struct moe_checkpoint {
     enum moe_absent absent;
 };
 
-/* Which groups a rank creates, communicator by communicator: all in one order; all, its own first; its own, in
- * a call that all ranks must enter; its own, in one that its members must enter. */
+/* Which groups a rank creates, communicator by communicator: all in one order; all, its own first; its own,
+ * in a call that all ranks must enter; its own, in one that its members must enter. */
 enum moe_creation { MOE_CREATE_ALL, MOE_CREATE_OWN_FIRST, MOE_CREATE_OWN, MOE_CREATE_OWN_LOCALLY };
 
 /* A slot, or some of its elements. */

@@ -199,6 +199,7 @@ BEGIN {
             schedule_word[substr(line, RSTART + 1, RLENGTH - 2)] = 1
             line = substr(line, RSTART + RLENGTH)
         }
+    close("sim/schedule.h")
     while ((getline file < "-") > 0) check_file()
     exit bad
 }

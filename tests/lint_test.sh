@@ -76,6 +76,7 @@ repeat 601 'int x;' | plant kernels/long_file.c '601: file of 601 lines, at most
     plant kernels/long_function.c '1: function of 81 lines, at most 80'
 { echo 'f()' && echo '{' && repeat 78 '    f' && echo '}'; } |
     plant tests/long_function.sh '1: function of 81 lines, at most 80'
+printf "/* %s */\n" "$(repeat 108 x | tr -d "\n")" | plant sim/schedule.h "2: more than 110 columns"
 printf '// %s\n' "$(repeat 108 x | tr -d '\n')" | plant kernels/wide.cu '1: more than 110 columns'
 repeat 1 "# $(repeat 109 x | tr -d '\n')" | plant tests/wide.sh '1: more than 110 columns'
 printf '/*\t*/\n' | plant kernels/tab.c '1: tab'
