@@ -30,6 +30,12 @@ static uint64_t of_expr(const struct moe_checker *c, int rank, int expr, int lay
     return value == MOE_UNKNOWN ? 0 : (uint64_t)value;
 }
 
+/* A factor that is not there is 1. */
+static uint64_t of_factor(const struct moe_checker *c, int rank, int expr, int layer)
+{
+    return expr == 0 ? 1 : of_expr(c, rank, expr, layer);
+}
+
 /* The number of a rank's first token is another on each. */
 static bool is_place(const struct moe_op *op, int dim)
 {
@@ -48,8 +54,8 @@ static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct mo
         n = moe_check_mix(n, op->seed);
     if (k->uses & MOE_USES_TRANS) n = moe_check_mix(n, (uint64_t)(op->trans_a * 2 + op->trans_b));
     if (k->uses & MOE_USES_DIVISOR)
-        n = moe_check_mix(moe_check_mix(n, of_expr(c, rank, op->divisor, h->layer)),
-                          of_expr(c, rank, op->times, h->layer));
+        n = moe_check_mix(moe_check_mix(n, of_factor(c, rank, op->divisor, h->layer)),
+                          of_factor(c, rank, op->times, h->layer));
     for (int i = 0; i < op->n_dims && op->kernel != MOE_K_SELECT && same_tokens; i++)
         if (k->free_dims >> i & 1 && !is_place(op, i))
             n = moe_check_mix(n, of_expr(c, rank, op->dims[i], h->layer));

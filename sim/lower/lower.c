@@ -407,14 +407,12 @@ static void lower_stages(struct moe_builder *b, struct model *m, struct moe_lowe
                          struct moe_lower_sync *sync)
 {
     int n = pipe->n_stages, each = (int)m->sc->layers / n;
-    pipe->full = moe_alloc((size_t)m->layer.n_layers, sizeof *pipe->full);
     for (pipe->stage = 0; pipe->stage < n; pipe->stage++) {
         if (pipe->stage) moe_new_role(b);
         b->s->roles[b->role].first_layer = pipe->stage * each;
         b->s->roles[b->role].end_layer = (pipe->stage + 1) * each;
         lower_stage(b, m, pipe, sync);
     }
-    free(pipe->full);
     for (int r = 0; r < b->s->n_ranks; r++) b->s->role_of[r] = r / (b->s->n_ranks / n);
 }
 
@@ -442,7 +440,9 @@ static void lower_roles(struct moe_builder *b, struct model *m, struct moe_lower
     moe_lower_pipe_open(b, m->stream, moe_mul(b, m->layer.T, m->layer.H), (int)m->sc->pipeline_parallel,
                         &pipe);
     pipe.n_micro = b->s->n_micro;
+    pipe.full = moe_alloc((size_t)m->layer.n_layers, sizeof *pipe.full);
     (m->sc->batches ? lower_batches : lower_stages)(b, m, &pipe, sync);
+    free(pipe.full);
 }
 
 /* Tokens; every stage sees those of the first. */

@@ -200,7 +200,7 @@ static void test_orders(void **state)
         {4, 2, NULL,
          "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}, {do: all_gather, of: shared, over: ep}, "
          "{do: all_gather, of: experts, over: edp}]\n",
-         "but values_0 holds", 1u << 1 | 1u << 4},
+         "elements than values_0 holds", 1u << 1 | 1u << 4},
         /* Norms of the parts alone, or of what other ranks divide yet. */
         {4, 1, NULL,
          "gradient_sync: [" SHARE DIVIDE "{do: norm, of: shared}, {do: norm, of: experts, over: world}, "
@@ -220,7 +220,7 @@ static void test_orders(void **state)
          "contributions that are not its own", 1u << 4},
         /* Three ranks cannot share a bucket that is not padded. */
         {3, 1, NULL, "distributed_optimizer: {pad: false}\n",
-         "elements of a bucket that are left when its ranks share it: ", 1u << 8},
+         "elements of a bucket that are left when its ranks share it, so on rank 0: 1 is above 0", 1u << 8},
         {4, 1, NULL, "distributed_optimizer: {pad: false}\n", NULL, 0},
     };
     for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
