@@ -21,6 +21,7 @@ struct slot {
     int64_t cap;   /* elements allocated */
     void *host;    /* [cap] copy, or NULL */
     bool written;  /* since the step began; what persists: always */
+    bool given;    /* the same, by what did not only change what was there */
     bool known;    /* host is what was read for the host, and nothing was written since */
     bool borrowed; /* host was handed out for writing: it goes to the device before the next step */
 };
@@ -374,6 +375,9 @@ static int run_op(struct moe_execution *x)
     default: MOE_TRY(run_host_sync(x, in)); break;
     }
     for (int i = 0; i < op->n_writes; i++) {
+        bool in_place = false;
+        for (int j = 0; j < op->n_reads; j++) in_place |= in[j] == out[i];
+        out[i]->given |= !in_place;
         out[i]->written = true;
         out[i]->known = false;
     }
@@ -406,7 +410,7 @@ static int begin_step(struct moe_execution *x, const int32_t *token, const int32
                     copy(x, slot->data, slot->host, (size_t)slot->n * (size_t)moe_type_bytes[buffer->type]));
             slot->borrowed = false;
             if (persists(buffer)) continue;
-            slot->written = slot->known = false;
+            slot->written = slot->given = slot->known = false;
             if (x->options->poison) MOE_TRY(poison(x, slot, buffer->type, 0));
         }
         if (buffer->role != MOE_BUF_INPUT) continue;
@@ -488,6 +492,11 @@ const void *moe_execute_buffer(const struct moe_execution *x, int buffer, int pl
     struct slot *slot = slot_at(x, buffer, place);
     *n = slot->n;
     return slot->data && fetch(x, slot, x->s->buffers[buffer].type) >= 0 ? slot->host : NULL;
+}
+
+bool moe_execute_given(const struct moe_execution *x, int buffer, int place)
+{
+    return slot_at(x, buffer, place)->given;
 }
 
 void *moe_execute_param(struct moe_execution *x, int buffer, int place, int64_t *n)

@@ -63,6 +63,9 @@ int moe_execute_rank(const struct moe_execution *x);
 /* The content of a buffer's slot on the host: element count in *n, type of the buffer. Borrowed until the
  * next step or close. NULL when no operation ever touched it. */
 const void *moe_execute_buffer(const struct moe_execution *x, int buffer, int slot, int64_t *n);
+/* Has the slot got content since the last step began? Not by what changes in place what was there: scales,
+ * sums. */
+bool moe_execute_given(const struct moe_execution *x, int buffer, int slot);
 /* Writable view of a slot that persists, of a parameter or of the optimizer's state; it counts from the next
  * step on. */
 void *moe_execute_param(struct moe_execution *x, int buffer, int slot, int64_t *n);

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { EXIT_INTERRUPTED = 130 };
 
@@ -26,12 +27,16 @@ static const char usage[] =
     "  --save PREFIX      write a checkpoint after the last step\n"
     "  --timeout SECONDS  how long a collective may take (60)\n"
     "  --no-agreement     do not ask in the first step whether members agree on each collective\n"
+    "  --tensors[=values] keep a fingerprint of every parameter and gradient of every step, or their values "
+    "too\n"
+    "  --poison           fill buffers that nobody wrote with NaN before every step\n"
     "  --help             this text\n";
 
 struct options {
     const char *scenario, *data, *output, *load, *save;
     int64_t steps, seed, timeout_s;
-    bool no_agreement, help;
+    enum moe_tensors tensors;
+    bool no_agreement, poison, help;
 };
 
 /* What is open while capturing; closed in reverse. */
@@ -64,6 +69,13 @@ static int read_number(const char *name, const char *text, int64_t min, int64_t 
     return MOE_OK;
 }
 
+static int read_tensors(const char *text, enum moe_tensors *out)
+{
+    *out = text ? MOE_TENSORS_WHOLE : MOE_TENSORS_HASHED;
+    if (!text || !strcmp(text, "values")) return MOE_OK;
+    return moe_fail(MOE_EUSAGE, "--tensors=%s: expected values, or nothing", text);
+}
+
 static int read_options(int argc, char **argv, struct options *o)
 {
     static const struct option names[] = {{"scenario", required_argument, NULL, 'c'},
@@ -75,6 +87,8 @@ static int read_options(int argc, char **argv, struct options *o)
                                           {"load", required_argument, NULL, 'l'},
                                           {"save", required_argument, NULL, 'w'},
                                           {"no-agreement", no_argument, NULL, 'a'},
+                                          {"tensors", optional_argument, NULL, 'f'},
+                                          {"poison", no_argument, NULL, 'p'},
                                           {"help", no_argument, NULL, 'h'},
                                           {0}};
     *o = (struct options){.steps = 20, .seed = 1, .timeout_s = 60};
@@ -89,10 +103,12 @@ static int read_options(int argc, char **argv, struct options *o)
         case 'l': o->load = optarg; break;
         case 'w': o->save = optarg; break;
         case 'a': o->no_agreement = true; break;
+        case 'f': MOE_TRY(read_tensors(optarg, &o->tensors)); break;
+        case 'p': o->poison = true; break;
         case 'h': o->help = true; return MOE_OK;
         case ':': return moe_fail(MOE_EUSAGE, "%s: expected a value (--help shows all)", argv[optind - 1]);
         default:
-            if (optopt && optopt != 'h' && optopt != 'a') /* --help=x */
+            if (optopt && optopt != 'h' && optopt != 'a' && optopt != 'p') /* --help=x */
                 return moe_fail(MOE_EUSAGE, "unknown option -%c (--help shows all)", optopt);
             return moe_fail(MOE_EUSAGE, "unknown option %s (--help shows all)", argv[optind - 1]);
         }
@@ -140,12 +156,12 @@ static int train(struct capture *c, const struct options *o, bool *stopped)
         const int64_t entry_ns = moe_now_ns();
         MOE_TRY_GOTO(moe_execute_step(c->x, token, target, &loss));
         const int64_t wall_ns = moe_now_ns() - entry_ns;
+        MOE_TRY_GOTO(moe_recorder_step(c->recorder, c->x, step, loss, wall_ns));
         if (!isfinite(loss)) {
             err = moe_fail(MOE_EFAILED, "step %lld: the loss is %g (a lower learning_rate may help)",
                            (long long)step, loss);
             goto done;
         }
-        MOE_TRY_GOTO(moe_recorder_step(c->recorder, c->x, step, loss, wall_ns));
         MOE_TRY_GOTO(agree_to_stop(c->world, (double)o->timeout_s, stopped));
     }
 done:
@@ -174,12 +190,15 @@ static int capture(struct capture *c, const struct options *o, bool *stopped)
     c->execute = (struct moe_execute_options){.timeout_s = (double)o->timeout_s,
                                               .agree_steps = o->no_agreement ? 0 : 1,
                                               .seed = (uint64_t)o->seed,
+                                              .poison = o->poison,
                                               .observe = moe_recorder_observe};
     MOE_TRY(moe_execute_open(c->s, c->device, c->world, &c->execute, &c->x));
     if (o->load) MOE_TRY(moe_checkpoint_load(o->load, c->x));
-    struct moe_run run = {c->s, &c->data, c->scenario->text, MOESIM_VERSION, o->steps, (uint64_t)o->seed};
+    struct moe_run run = {c->s,     &c->data,          c->scenario->text, MOESIM_VERSION,
+                          o->steps, (uint64_t)o->seed, o->tensors,        o->poison};
     MOE_TRY(moe_recorder_open(o->output, &run, c->world->rank, &c->recorder));
     c->execute.ctx = c->recorder;
+    MOE_TRY(moe_recorder_begin(c->recorder, c->x, moe_execute_steps(c->x)));
     MOE_TRY(train(c, o, stopped));
     return o->save ? moe_checkpoint_save(o->save, c->x) : MOE_OK;
 }

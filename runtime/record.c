@@ -1,8 +1,6 @@
 /* record.c - see record.h. */
 #include "runtime/record.h"
 
-#include "traces/store.h"
-
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,6 +11,8 @@ struct moe_recorder {
     const struct moe_schedule *s; /* borrowed */
     struct moe_store *store;
     int rank;
+    enum moe_tensors tensors;
+    bool poison;
     int n_ops, cap_ops;
     struct moe_store_op *ops; /* of the step in hand */
 };
@@ -46,6 +46,7 @@ static int put_run(struct moe_store *store, const struct moe_run *run, int rank)
     MOE_TRY(put_number(store, "experts", run->s->n_experts));
     MOE_TRY(put_number(store, "top_k", run->s->top_k));
     MOE_TRY(put_number(store, "stages", moe_n_stages(run->s)));
+    if (run->tensors) MOE_TRY(put_number(store, "poison", run->poison));
     return moe_store_add_rank(store, &(struct moe_store_rank){rank, tokens_of(run->s, rank), getpid()});
 }
 
@@ -55,6 +56,8 @@ int moe_recorder_open(const char *path, const struct moe_run *run, int rank, str
     struct moe_recorder *r = moe_alloc(1, sizeof *r);
     r->s = run->s;
     r->rank = rank;
+    r->tensors = run->tensors;
+    r->poison = run->poison;
     int err = moe_store_open(part, MOE_STORE_CREATE, &r->store);
     free(part);
     if (err >= 0) err = put_run(r->store, run, rank);
@@ -71,6 +74,21 @@ void moe_recorder_close(struct moe_recorder *r)
     moe_store_close(r->store);
     free(r->ops);
     free(r);
+}
+
+static int add_tensors(struct moe_recorder *r, const struct moe_execution *x, int64_t step,
+                       enum moe_tensor_role role)
+{
+    return r->tensors ? moe_tensors_add(r->store, x, step, role, r->tensors == MOE_TENSORS_WHOLE, r->poison)
+                      : MOE_OK;
+}
+
+int moe_recorder_begin(struct moe_recorder *r, const struct moe_execution *x, int64_t step)
+{
+    if (!r->tensors) return MOE_OK;
+    MOE_TRY(moe_store_begin(r->store));
+    MOE_TRY(add_tensors(r, x, step, MOE_TENSOR_INITIAL));
+    return moe_store_commit(r->store);
 }
 
 void moe_recorder_observe(void *recorder, const struct moe_executed *e)
@@ -157,6 +175,8 @@ int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int
         MOE_TRY(moe_store_add_op(r->store, &r->ops[i]));
     }
     r->n_ops = 0;
+    MOE_TRY(add_tensors(r, x, step, MOE_TENSOR_GRADIENT));
+    MOE_TRY(add_tensors(r, x, step, MOE_TENSOR_PARAM));
     MOE_TRY(
         moe_store_add_step(r->store, step, r->rank, tokens ? loss / (double)tokens : (double)NAN, wall_ns));
     return moe_store_commit(r->store);

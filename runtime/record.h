@@ -3,7 +3,7 @@
 #define MOE_RECORD_H
 
 #include "runtime/data.h"
-#include "runtime/execute.h"
+#include "runtime/tensors.h"
 
 /* A run: what every rank's store says about it. */
 struct moe_run {
@@ -13,6 +13,8 @@ struct moe_run {
     const char *version;
     int64_t steps;
     uint64_t seed;
+    enum moe_tensors tensors; /* what to keep of parameters and gradients */
+    bool poison;              /* as moe_execute_options */
 };
 
 struct moe_recorder;
@@ -21,12 +23,16 @@ struct moe_recorder;
 int moe_recorder_open(const char *path, const struct moe_run *run, int rank, struct moe_recorder **out);
 void moe_recorder_close(struct moe_recorder *r);
 
+/* Adds the parameters as they are before `step`, the first of this run. Nothing when the run keeps no
+ * tensors. Errors: those of the store. */
+int moe_recorder_begin(struct moe_recorder *r, const struct moe_execution *x, int64_t step);
+
 /* The observer of moe_execute_options, with the recorder as ctx: keeps the operation in memory. */
 void moe_recorder_observe(void *recorder, const struct moe_executed *e);
 
 /* Writes, as one transaction, the operations observed since the last call, the routing that the step's TOPK
- * kernels left in x, how many rows its LIMIT kernels dropped, and the loss (sum over local tokens, nats).
- * Errors: those of the store. */
+ * kernels left in x, how many rows its LIMIT kernels dropped, what the run keeps of tensors, and the loss
+ * (sum over local tokens, nats). Errors: those of the store. */
 int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int64_t step, double loss,
                       int64_t wall_ns);
 

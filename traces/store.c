@@ -37,52 +37,17 @@ static const char schema[] =
     " exposed_us REAL NOT NULL, waiting_us REAL NOT NULL, host_us REAL NOT NULL, capacity REAL NOT NULL,"
     " dropped_share REAL NOT NULL, scenario TEXT NOT NULL, topology TEXT NOT NULL, dispatcher TEXT NOT NULL,"
     " rank_order TEXT NOT NULL);"
+    "CREATE " MOE_STORE_TENSOR_COLUMNS ";"
     "COMMIT; PRAGMA journal_mode = WAL";
 
-#define QUERIES(X) \
-        X(PUT,          "REPLACE INTO run VALUES(?, ?)") \
-        X(GET,          "SELECT value FROM run WHERE key = ?") \
-        X(ADD_RANK,     "INSERT INTO rank VALUES(?, ?, ?)") \
-        X(ADD_ROUTING,  "INSERT INTO routing VALUES(?, ?, ?, ?, ?, ?)") \
-        X(ROUTING,      "SELECT n_tokens, top_k, ids FROM routing" \
-                        " WHERE step = ? AND layer = ? AND rank = ?") \
-        X(EACH_ROUTING, "SELECT step, layer, rank FROM routing WHERE step BETWEEN ? AND ? AND step IN" \
-                        " (SELECT step FROM step GROUP BY step HAVING COUNT(*) = ?)" \
-                        " ORDER BY rank, step, layer") \
-        X(ADD_DROPPED,  "INSERT INTO dropped VALUES(?, ?, ?, ?)") \
-        X(ADD_OP,       "INSERT INTO op VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") \
-        X(EACH_OP,      "SELECT step, rank, layer, block, op, entry_ns, start_ns, end_ns, bytes, label," \
-                        " kind FROM op WHERE step BETWEEN ? AND ? ORDER BY step, rank, rowid") \
-        X(ADD_STEP,     "INSERT INTO step VALUES(?, ?, ?, ?)") \
-        X(COMPLETE,     "SELECT step, MAX(wall_ns), CASE WHEN SUM(loss IS NULL AND tokens > 0) = 0 THEN" \
-                        " SUM(loss * tokens) / SUM(tokens) END FROM step LEFT JOIN rank USING(rank)" \
-                        " GROUP BY step HAVING COUNT(*) = ? ORDER BY step") \
-        X(COUNTS,       "SELECT (SELECT COUNT(*) FROM rank), (SELECT COUNT(*) FROM routing)," \
-                        " (SELECT COUNT(*) FROM op), (SELECT COUNT(*) FROM result)," \
-                        " (SELECT SUM(n_rows) FROM dropped)") \
-        X(ADD_RESULT,   "INSERT INTO result VALUES(NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") \
-        X(CLEAR_RESULTS,"DELETE FROM result") \
-        X(EACH_RESULT,  "SELECT intra_bytes, inter_bytes, expert_parallel, step_us, compute_us, exposed_us," \
-                        " waiting_us, host_us, capacity, dropped_share, scenario, topology, dispatcher," \
-                        " rank_order FROM result ORDER BY id")
-/* clang-format on */
-#define X(name, text) Q_##name,
-enum query { QUERIES(X) QUERY_COUNT };
-#undef X
 #define X(name, text) text,
-static const char *const query_text[] = {QUERIES(X)};
+static const char *const query_text[] = {MOE_STORE_QUERIES(X)};
 #undef X
-
-struct moe_store {
-    char *path;
-    sqlite3 *db;
-    sqlite3_stmt *query[QUERY_COUNT];
-};
+/* clang-format on */
 
 /* ---- SQLite's answers ---- */
 
-/* A broken or foreign file is the user's input; the rest is the outside world. */
-static int check(const struct moe_store *s, int rc)
+int moe_store_code(const struct moe_store *s, int rc)
 {
     int kind = rc & 0xff; /* without the extended part */
     if (kind == SQLITE_OK || kind == SQLITE_ROW || kind == SQLITE_DONE) return MOE_OK;
@@ -103,37 +68,32 @@ static int keep_first(void *first, int n, char **text, char **names)
 
 int moe_store_exec(struct moe_store *s, const char *sql, char **first)
 {
-    return check(s, sqlite3_exec(s->db, sql, keep_first, first, NULL));
+    return moe_store_code(s, sqlite3_exec(s->db, sql, keep_first, first, NULL));
 }
 
-/* The statement with its first n parameters bound. */
-static sqlite3_stmt *bound(struct moe_store *s, enum query id, int n, const int64_t *values)
+sqlite3_stmt *moe_store_bound(struct moe_store *s, enum moe_store_query id, int n, const int64_t *values)
 {
     sqlite3_stmt *q = s->query[id];
     moe_assert(!sqlite3_stmt_busy(q)); /* a callback of each_op may not call each_op */
     for (int i = 0; i < n; i++) sqlite3_bind_int64(q, i + 1, values[i]);
     return q;
 }
-/* clang-format off */
-#define INTS(...) sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t), (const int64_t[]){__VA_ARGS__}
-/* clang-format on */
 
-/* Result: 1 with a row, 0 at the end, negative on an error; the statement is reset unless there is a row. */
-static int next(struct moe_store *s, sqlite3_stmt *q)
+int moe_store_next(struct moe_store *s, sqlite3_stmt *q)
 {
     int rc = sqlite3_step(q);
     if (rc == SQLITE_ROW) return 1;
-    int err = check(s, rc);
+    int err = moe_store_code(s, rc);
     sqlite3_reset(q);
     return err;
 }
 
-static void bind_text(sqlite3_stmt *q, int i, const char *text)
+void moe_store_bind_text(sqlite3_stmt *q, int i, const char *text)
 {
     sqlite3_bind_text(q, i, text, -1, SQLITE_STATIC);
 }
 
-static void copy_text(char *out, size_t size, sqlite3_stmt *q, int column)
+void moe_store_copy_text(char *out, size_t size, sqlite3_stmt *q, int column)
 {
     const unsigned char *text = sqlite3_column_text(q, column);
     snprintf(out, size, "%s", text ? (const char *)text : "");
@@ -145,7 +105,8 @@ static int create(const char *path)
 {
     struct moe_store s = {.path = moe_store_join(path, ".new")};
     moe_store_remove(s.path);
-    int err = check(&s, sqlite3_open_v2(s.path, &s.db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL));
+    int err =
+        moe_store_code(&s, sqlite3_open_v2(s.path, &s.db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL));
     if (err == MOE_OK) err = moe_store_exec(&s, schema, NULL);
     sqlite3_close(s.db);
     if (err == MOE_OK) err = moe_store_rename(s.path, path);
@@ -165,6 +126,21 @@ static int enter_wal(struct moe_store *s)
     return err < 0 ? err : moe_store_exec(s, "PRAGMA synchronous = NORMAL; PRAGMA user_version", NULL);
 }
 
+/* What an older file lacks. Who only reads has the empty table beside the file. */
+static int migrate(struct moe_store *s, enum moe_store_mode mode)
+{
+    char *version = NULL;
+    MOE_TRY(moe_store_exec(s, "PRAGMA user_version", &version));
+    const bool old = version && atoi(version) < MOE_STORE_VERSION;
+    free(version);
+    if (!old) return MOE_OK;
+    if (mode == MOE_STORE_READ) return moe_store_exec(s, "CREATE TEMP " MOE_STORE_TENSOR_COLUMNS, NULL);
+    MOE_TRY(moe_store_exec(s, "BEGIN IMMEDIATE", NULL));
+    return moe_store_exec(
+        s, "CREATE " MOE_STORE_TENSOR_COLUMNS ";PRAGMA user_version = " TEXT(MOE_STORE_VERSION) "; COMMIT",
+        NULL);
+}
+
 int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store **out)
 {
     *out = NULL;
@@ -173,7 +149,7 @@ int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store 
     struct moe_store *s = moe_alloc(1, sizeof *s);
     s->path = moe_store_join(path, "");
     int flags = mode == MOE_STORE_READ ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE, err;
-    MOE_TRY_GOTO(check(s, sqlite3_open_v2(path, &s->db, flags, NULL)));
+    MOE_TRY_GOTO(moe_store_code(s, sqlite3_open_v2(path, &s->db, flags, NULL)));
     sqlite3_busy_timeout(s->db, 5000);
     /* SQLite falls back to reading when it may not write. */
     if (mode != MOE_STORE_READ && sqlite3_db_readonly(s->db, "main"))
@@ -182,8 +158,9 @@ int moe_store_open(const char *path, enum moe_store_mode mode, struct moe_store 
         MOE_TRY_GOTO(moe_store_exec(s, "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = FULL", NULL));
     else if (mode != MOE_STORE_READ)
         MOE_TRY_GOTO(enter_wal(s));
-    for (int i = 0; i < QUERY_COUNT; i++) /* also finds out whether the tables are there */
-        MOE_TRY_GOTO(check(
+    MOE_TRY_GOTO(migrate(s, mode));
+    for (int i = 0; i < MOE_STORE_QUERY_COUNT; i++) /* also finds out whether the tables are there */
+        MOE_TRY_GOTO(moe_store_code(
             s, sqlite3_prepare_v3(s->db, query_text[i], -1, SQLITE_PREPARE_PERSISTENT, &s->query[i], NULL)));
     *out = s;
     return MOE_OK;
@@ -195,7 +172,7 @@ done:
 void moe_store_close(struct moe_store *s)
 {
     if (!s) return;
-    for (int i = 0; i < QUERY_COUNT; i++) sqlite3_finalize(s->query[i]);
+    for (int i = 0; i < MOE_STORE_QUERY_COUNT; i++) sqlite3_finalize(s->query[i]);
     if (s->db && !sqlite3_db_readonly(s->db, "main")) {
         sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL); /* of a step that was not committed */
         sqlite3_exec(s->db, "PRAGMA journal_mode = MEMORY", NULL, NULL, NULL);
@@ -209,18 +186,18 @@ void moe_store_close(struct moe_store *s)
 
 int moe_store_put(struct moe_store *s, const char *key, const char *value)
 {
-    sqlite3_stmt *q = bound(s, Q_PUT, 0, NULL);
-    bind_text(q, 1, key);
-    bind_text(q, 2, value);
-    return next(s, q);
+    sqlite3_stmt *q = moe_store_bound(s, Q_PUT, 0, NULL);
+    moe_store_bind_text(q, 1, key);
+    moe_store_bind_text(q, 2, value);
+    return moe_store_next(s, q);
 }
 
 int moe_store_get(struct moe_store *s, const char *key, char **value)
 {
     *value = NULL;
-    sqlite3_stmt *q = bound(s, Q_GET, 0, NULL);
-    bind_text(q, 1, key);
-    int more = next(s, q);
+    sqlite3_stmt *q = moe_store_bound(s, Q_GET, 0, NULL);
+    moe_store_bind_text(q, 1, key);
+    int more = moe_store_next(s, q);
     if (more <= 0) return more;
     const unsigned char *text = sqlite3_column_text(q, 0);
     *value = moe_store_join(text ? (const char *)text : "", "");
@@ -260,7 +237,7 @@ int moe_store_commit(struct moe_store *s)
 
 int moe_store_add_rank(struct moe_store *s, const struct moe_store_rank *r)
 {
-    return next(s, bound(s, Q_ADD_RANK, INTS(r->rank, r->tokens, r->pid)));
+    return moe_store_next(s, moe_store_bound(s, Q_ADD_RANK, INTS(r->rank, r->tokens, r->pid)));
 }
 
 int moe_store_add_routing(struct moe_store *s, int64_t step, int layer, int rank, int64_t n_tokens, int top_k,
@@ -276,9 +253,9 @@ int moe_store_add_routing(struct moe_store *s, int64_t step, int layer, int rank
         blob[2 * i + 1] = (unsigned char)(ids[i] >> 8);
     }
     if (err == MOE_OK) {
-        sqlite3_stmt *q = bound(s, Q_ADD_ROUTING, INTS(step, layer, rank, n_tokens, top_k));
-        err = check(s, sqlite3_bind_blob64(q, 6, blob, 2 * n, SQLITE_STATIC));
-        if (err == MOE_OK) err = next(s, q);
+        sqlite3_stmt *q = moe_store_bound(s, Q_ADD_ROUTING, INTS(step, layer, rank, n_tokens, top_k));
+        err = moe_store_code(s, sqlite3_bind_blob64(q, 6, blob, 2 * n, SQLITE_STATIC));
+        if (err == MOE_OK) err = moe_store_next(s, q);
     }
     free(blob);
     return err;
@@ -288,8 +265,8 @@ int moe_store_routing(struct moe_store *s, int64_t step, int layer, int rank, in
                       int32_t **ids)
 {
     *ids = NULL;
-    sqlite3_stmt *q = bound(s, Q_ROUTING, INTS(step, layer, rank));
-    int more = next(s, q);
+    sqlite3_stmt *q = moe_store_bound(s, Q_ROUTING, INTS(step, layer, rank));
+    int more = moe_store_next(s, q);
     if (more <= 0) return more;
     int64_t tokens = sqlite3_column_int64(q, 0), k = sqlite3_column_int64(q, 1);
     const unsigned char *blob = sqlite3_column_blob(q, 2);
@@ -309,8 +286,7 @@ int moe_store_routing(struct moe_store *s, int64_t step, int layer, int rank, in
     return err;
 }
 
-/* Columns `from` to `to` of a row number ranks, layers, blocks: the file may hold anything there. */
-static int check_indices(const struct moe_store *s, sqlite3_stmt *q, int from, int to)
+int moe_store_check_indices(const struct moe_store *s, sqlite3_stmt *q, int from, int to)
 {
     for (int i = from; i <= to; i++) {
         int64_t value = sqlite3_column_int64(q, i);
@@ -327,10 +303,10 @@ int moe_store_each_routing(struct moe_store *s, int64_t step_from, int64_t step_
 {
     struct moe_store_info info;
     MOE_TRY(moe_store_info(s, &info));
-    sqlite3_stmt *q = bound(s, Q_EACH_ROUTING, INTS(step_from, step_to, info.n_ranks));
+    sqlite3_stmt *q = moe_store_bound(s, Q_EACH_ROUTING, INTS(step_from, step_to, info.n_ranks));
     int more;
-    while ((more = next(s, q)) > 0) {
-        more = check_indices(s, q, 1, 2);
+    while ((more = moe_store_next(s, q)) > 0) {
+        more = moe_store_check_indices(s, q, 1, 2);
         if (more >= 0)
             more = fn(ctx, sqlite3_column_int64(q, 0), sqlite3_column_int(q, 1), sqlite3_column_int(q, 2));
         if (more < 0) break;
@@ -349,33 +325,33 @@ int moe_store_add_routed(struct moe_store *s)
 
 int moe_store_add_dropped(struct moe_store *s, int64_t step, int layer, int rank, int64_t n_rows)
 {
-    return next(s, bound(s, Q_ADD_DROPPED, INTS(step, layer, rank, n_rows)));
+    return moe_store_next(s, moe_store_bound(s, Q_ADD_DROPPED, INTS(step, layer, rank, n_rows)));
 }
 
 int moe_store_add_op(struct moe_store *s, const struct moe_store_op *op)
 {
-    sqlite3_stmt *q = bound(s, Q_ADD_OP,
-                            INTS(op->step, op->rank, op->layer, op->block, op->op, op->entry_ns, op->start_ns,
-                                 op->end_ns, op->bytes));
-    bind_text(q, 10, op->label);
-    bind_text(q, 11, op->kind);
-    return next(s, q);
+    sqlite3_stmt *q = moe_store_bound(s, Q_ADD_OP,
+                                      INTS(op->step, op->rank, op->layer, op->block, op->op, op->entry_ns,
+                                           op->start_ns, op->end_ns, op->bytes));
+    moe_store_bind_text(q, 10, op->label);
+    moe_store_bind_text(q, 11, op->kind);
+    return moe_store_next(s, q);
 }
 
 int moe_store_add_step(struct moe_store *s, int64_t step, int rank, double loss, int64_t wall_ns)
 {
-    sqlite3_stmt *q = bound(s, Q_ADD_STEP, INTS(step, rank, wall_ns));
+    sqlite3_stmt *q = moe_store_bound(s, Q_ADD_STEP, INTS(step, rank, wall_ns));
     sqlite3_bind_double(q, 4, loss); /* SQLite keeps NaN as NULL */
-    return next(s, q);
+    return moe_store_next(s, q);
 }
 
 int moe_store_each_op(struct moe_store *s, int64_t step_from, int64_t step_to,
                       int (*fn)(void *ctx, const struct moe_store_op *op), void *ctx)
 {
-    sqlite3_stmt *q = bound(s, Q_EACH_OP, INTS(step_from, step_to));
+    sqlite3_stmt *q = moe_store_bound(s, Q_EACH_OP, INTS(step_from, step_to));
     int more;
-    while ((more = next(s, q)) > 0) {
-        more = check_indices(s, q, 1, 4);
+    while ((more = moe_store_next(s, q)) > 0) {
+        more = moe_store_check_indices(s, q, 1, 4);
         if (more < 0) break;
         struct moe_store_op op = {
             .step = sqlite3_column_int64(q, 0),
@@ -388,8 +364,8 @@ int moe_store_each_op(struct moe_store *s, int64_t step_from, int64_t step_to,
             .end_ns = sqlite3_column_int64(q, 7),
             .bytes = sqlite3_column_int64(q, 8),
         };
-        copy_text(op.label, sizeof op.label, q, 9);
-        copy_text(op.kind, sizeof op.kind, q, 10);
+        moe_store_copy_text(op.label, sizeof op.label, q, 9);
+        moe_store_copy_text(op.kind, sizeof op.kind, q, 10);
         bool in_order = 0 <= op.entry_ns && op.entry_ns <= op.start_ns && op.start_ns <= op.end_ns;
         more = in_order ? fn(ctx, &op)
                         : moe_fail(MOE_EINPUT, "%s: step %lld, rank %d: '%s' ends before it begins", s->path,
@@ -410,10 +386,10 @@ static int by_value(const void *a, const void *b)
 
 static int complete_steps(struct moe_store *s, struct moe_store_info *out)
 {
-    sqlite3_stmt *q = bound(s, Q_COMPLETE, INTS(out->n_ranks));
+    sqlite3_stmt *q = moe_store_bound(s, Q_COMPLETE, INTS(out->n_ranks));
     int64_t *wall_ns = NULL;
     int n = 0, cap = 0, more;
-    while ((more = next(s, q)) > 0) {
+    while ((more = moe_store_next(s, q)) > 0) {
         wall_ns = moe_grow(wall_ns, &cap, n + 1, sizeof *wall_ns);
         wall_ns[n++] = sqlite3_column_int64(q, 1);
         out->last_step = sqlite3_column_int64(q, 0);
@@ -435,8 +411,8 @@ static int complete_steps(struct moe_store *s, struct moe_store_info *out)
 int moe_store_info(struct moe_store *s, struct moe_store_info *out)
 {
     *out = (struct moe_store_info){.last_step = -1};
-    sqlite3_stmt *q = bound(s, Q_COUNTS, 0, NULL);
-    int more = next(s, q);
+    sqlite3_stmt *q = moe_store_bound(s, Q_COUNTS, 0, NULL);
+    int more = moe_store_next(s, q);
     if (more < 0) return more;
     int64_t ranks = sqlite3_column_int64(q, 0), layers = 0, experts = 0, top_k = 0;
     out->n_routing = sqlite3_column_int64(q, 1);
@@ -462,26 +438,27 @@ int moe_store_info(struct moe_store *s, struct moe_store_info *out)
 
 int moe_store_add_result(struct moe_store *s, const struct moe_store_result *r)
 {
-    sqlite3_stmt *q = bound(s, Q_ADD_RESULT, INTS(r->intra_bytes, r->inter_bytes, r->expert_parallel));
+    sqlite3_stmt *q =
+        moe_store_bound(s, Q_ADD_RESULT, INTS(r->intra_bytes, r->inter_bytes, r->expert_parallel));
     const double real[] = {r->step_us, r->compute_us, r->exposed_us,   r->waiting_us,
                            r->host_us, r->capacity,   r->dropped_share};
     const char *const text[] = {r->scenario, r->topology, r->dispatcher, r->rank_order};
     for (int i = 0; i < 7; i++) sqlite3_bind_double(q, 4 + i, real[i]);
-    for (int i = 0; i < 4; i++) bind_text(q, 11 + i, text[i]);
-    return next(s, q);
+    for (int i = 0; i < 4; i++) moe_store_bind_text(q, 11 + i, text[i]);
+    return moe_store_next(s, q);
 }
 
 int moe_store_clear_results(struct moe_store *s)
 {
-    return next(s, bound(s, Q_CLEAR_RESULTS, 0, NULL));
+    return moe_store_next(s, moe_store_bound(s, Q_CLEAR_RESULTS, 0, NULL));
 }
 
 int moe_store_each_result(struct moe_store *s, int (*fn)(void *ctx, const struct moe_store_result *r),
                           void *ctx)
 {
-    sqlite3_stmt *q = bound(s, Q_EACH_RESULT, 0, NULL);
+    sqlite3_stmt *q = moe_store_bound(s, Q_EACH_RESULT, 0, NULL);
     int more;
-    while ((more = next(s, q)) > 0) {
+    while ((more = moe_store_next(s, q)) > 0) {
         struct moe_store_result r = {
             .intra_bytes = sqlite3_column_int64(q, 0),
             .inter_bytes = sqlite3_column_int64(q, 1),
@@ -494,10 +471,10 @@ int moe_store_each_result(struct moe_store *s, int (*fn)(void *ctx, const struct
             .capacity = sqlite3_column_double(q, 8),
             .dropped_share = sqlite3_column_double(q, 9),
         };
-        copy_text(r.scenario, sizeof r.scenario, q, 10);
-        copy_text(r.topology, sizeof r.topology, q, 11);
-        copy_text(r.dispatcher, sizeof r.dispatcher, q, 12);
-        copy_text(r.rank_order, sizeof r.rank_order, q, 13);
+        moe_store_copy_text(r.scenario, sizeof r.scenario, q, 10);
+        moe_store_copy_text(r.topology, sizeof r.topology, q, 11);
+        moe_store_copy_text(r.dispatcher, sizeof r.dispatcher, q, 12);
+        moe_store_copy_text(r.rank_order, sizeof r.rank_order, q, 13);
         more = fn(ctx, &r);
         if (more < 0) break;
     }

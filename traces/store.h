@@ -75,6 +75,50 @@ int moe_store_add_step(struct moe_store *s, int64_t step, int rank, double loss,
 int moe_store_each_op(struct moe_store *s, int64_t step_from, int64_t step_to,
                       int (*fn)(void *ctx, const struct moe_store_op *op), void *ctx);
 
+/* clang-format off */
+/* INITIAL   a parameter before the first step of the run
+ * GRADIENT  as the update read it: after sums, divisions and clipping
+ * PARAM     after the update */
+#define MOE_TENSOR_ROLES(X) X(INITIAL, "initial") X(GRADIENT, "gradient") X(PARAM, "parameter")
+/* PRESENT        it has elements that are not zero
+ * ZERO           written in this step, and exactly zero
+ * NONE      no operation computed it in this step, also if some scaled or summed it; without content
+ * UNINITIALISED  it holds NaN, and buffers that nobody wrote had been filled with NaN */
+#define MOE_PRESENCES(X) \
+        X(PRESENT, "present") X(ZERO, "zero") X(NONE, "none") X(UNINITIALISED, "uninitialised")
+/* clang-format on */
+#define X(name, text) MOE_TENSOR_##name,
+enum moe_tensor_role { MOE_TENSOR_ROLES(X) MOE_TENSOR_ROLE_COUNT };
+#undef X
+#define X(name, text) MOE_IS_##name,
+enum moe_presence { MOE_PRESENCES(X) MOE_PRESENCE_COUNT };
+#undef X
+extern const char *const moe_tensor_role_text[], *const moe_presence_text[];
+
+/* Fingerprint of a parameter, or of one expert of it, on a rank. The name, layer and expert say which tensor
+ * of the model it is, on any layout: rows that have them in common are copies. */
+struct moe_store_tensor {
+    int64_t step;
+    int rank;
+    int layer, expert; /* of the model, from 0; -1: of no layer, whole */
+    int place;         /* in a role, rows go by this: gradients as the backward pass completes them */
+    enum moe_tensor_role role;
+    enum moe_presence presence;
+    char name[MOE_NAME];
+    int element_bytes;       /* 4: float32, 8: float64 */
+    int64_t n, n_nonfinite;  /* elements; of them NaN or infinite */
+    double sum, sum_squares; /* of the finite ones */
+    uint64_t hash;           /* of the bits of all, in order */
+    const void *content;     /* [n] elements as they are in memory, or NULL: not kept */
+};
+int moe_store_add_tensor(struct moe_store *s, const struct moe_store_tensor *t);
+/* Calls fn for every tensor in order of (step, rank, place), with content NULL; stops at the first negative
+ * result. Errors: MOE_EINPUT for a row that cannot be. */
+int moe_store_each_tensor(struct moe_store *s, int64_t step_from, int64_t step_to,
+                          int (*fn)(void *ctx, const struct moe_store_tensor *t), void *ctx);
+/* The content of this row: *out is [n] of element_bytes, to be freed; NULL when it was not kept. */
+int moe_store_tensor_content(struct moe_store *s, const struct moe_store_tensor *t, void **out);
+
 /* What the store holds. A step is complete when every rank of the run added it; rows of other steps are kept
  * and counted in n_routing and n_ops. Without complete steps losses and times are 0. */
 struct moe_store_info {

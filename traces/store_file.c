@@ -165,14 +165,16 @@ static int merge_part(struct moe_store *out, const char *part)
                                 " WHERE p.value <> m.value LIMIT 1",
                                 &text));
     if (text) MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "not of the same run: %s", text));
+    /* In order: a plain copy would take the part's indexes too, at which quick_check does not look. */
     MOE_TRY_GOTO(moe_store_exec(out,
                                 "BEGIN;"
                                 "INSERT OR IGNORE INTO run SELECT * FROM part.run;"
                                 "INSERT INTO rank SELECT * FROM part.rank;"
-                                "INSERT INTO routing SELECT * FROM part.routing;"
+                                "INSERT INTO routing SELECT * FROM part.routing ORDER BY rowid;"
                                 "INSERT INTO dropped SELECT * FROM part.dropped;"
                                 "INSERT INTO op SELECT * FROM part.op ORDER BY rowid;"
                                 "INSERT INTO step SELECT * FROM part.step;"
+                                "INSERT INTO tensor SELECT * FROM part.tensor ORDER BY rowid;"
                                 "COMMIT; DETACH part",
                                 NULL));
 done:

@@ -54,7 +54,7 @@ static const struct command {
     [REPORT] = {"report", "RUN.db", "one HTML page of a capture and its comparison", moe_cli_report},
 };
 
-enum kind { FLAG, TEXT, NUMBER, LIST };
+enum kind { FLAG, TEXT, NUMBER, LIST, OPTIONAL /* a flag that may have the value `argument` */ };
 
 static const struct option {
     const char *name;
@@ -75,6 +75,14 @@ static const struct option {
     {"timeout", 0, "S", "seconds that a collective may take", ON(CAPTURE), 0, NUMBER, AT(timeout_s), 1, 60},
     {"no-agreement", 0, NULL, "do not ask in the first step whether members agree on each collective",
      ON(CAPTURE), 0, FLAG, AT(no_agreement)},
+    {"unchecked", 0, NULL,
+     "run it although check finds errors: it may hang until --timeout, or train wrongly", ON(CAPTURE), 0,
+     FLAG, AT(unchecked)},
+    {"tensors", 0, "values",
+     "keep a fingerprint of every parameter and gradient of every step, or all values", ON(CAPTURE), 0,
+     OPTIONAL, AT(tensors)},
+    {"poison", 0, NULL, "fill buffers that nobody wrote with NaN before every step", ON(CAPTURE), 0, FLAG,
+     AT(poison)},
     {"stress", 0, NULL, "try adversarial tokens and routings; print the smallest that breaks it", ON(CHECK),
      0, FLAG, AT(stress)},
     {"save", 0, "PREFIX", "write a checkpoint after the last step: PREFIX.ckptN", ON(CAPTURE), 0, TEXT,
@@ -173,8 +181,9 @@ static void print_command_help(enum command_id id)
     for (int i = 0; i < OPTION_COUNT; i++) {
         const struct option *o = &options[i];
         if (!(o->commands & ON(id))) continue;
-        int used = printf("  %c%c  --%s %s", o->letter ? '-' : ' ', o->letter ? o->letter : ' ', o->name,
-                          o->argument ? o->argument : "");
+        const bool optional = o->kind == OPTIONAL;
+        int used = printf("  %c%c  --%s%s%s%s", o->letter ? '-' : ' ', o->letter ? o->letter : ' ', o->name,
+                          optional ? "[=" : " ", o->argument ? o->argument : "", optional ? "]" : "");
         printf("%*s%s", used < 28 ? 28 - used : 1, "", o->help);
         if (o->kind == NUMBER && o->fallback >= o->min) printf(" (%lld)", (long long)o->fallback);
         if (o->text) printf(" (%s)", o->text);
@@ -242,6 +251,7 @@ static int set_option(const struct option *o, const char *value, struct moe_args
     char *end;
     switch (o->kind) {
     case FLAG: *(bool *)at = true; return MOE_OK;
+    case OPTIONAL:
     case TEXT: *(const char **)at = value; return MOE_OK;
     case NUMBER:
         errno = 0;
@@ -266,6 +276,11 @@ static int read_option(enum command_id id, char **argv, int *i, struct moe_args 
     const char *value = is_long && !name[length] ? NULL : name[length] ? name + length + is_long : NULL;
     MOE_TRY(find_option(id, name, length, &o));
     if (o->kind == FLAG && value) return moe_fail(MOE_EUSAGE, "--%s takes no value", o->name);
+    if (o->kind == OPTIONAL) {
+        if (value && strcmp(value, o->argument) != 0)
+            return moe_fail(MOE_EUSAGE, "--%s=%s: expected %s, or no value", o->name, value, o->argument);
+        return set_option(o, value ? value : "", args);
+    }
     if (o->kind != FLAG && !value && !(value = argv[++*i]))
         return moe_fail(MOE_EUSAGE, "--%s: expected %s (--help lists all)", o->name, o->argument);
     return set_option(o, value, args);

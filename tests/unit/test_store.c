@@ -187,8 +187,8 @@ static void test_wrong_files(void **state)
     assert_false(moe_store_probe("foreign.db"));
 
     write_rank("run.db", 0, 2);
-    sql("run.db", "PRAGMA user_version = 2");
-    assert_refused("run.db", "store version 2, this program reads up to 1");
+    sql("run.db", "PRAGMA user_version = 3");
+    assert_refused("run.db", "store version 3, this program reads up to 2");
     assert_true(moe_store_probe("run.db"));
     sql("run.db", "PRAGMA user_version = 1; DROP TABLE op");
     assert_refused("run.db", "no such table: op");
@@ -331,6 +331,12 @@ static void test_schema_document(void **state)
     assert_int_equal(moe_store_merge("run.db", 2, "run.db"), MOE_OK);
     struct moe_store *s = open_store("run.db", MOE_STORE_WRITE);
     assert_int_equal(moe_store_add_result(s, &(struct moe_store_result){.scenario = "a"}), MOE_OK);
+    for (int rank = 0; rank < 2; rank++)
+        assert_int_equal(moe_store_add_tensor(s, &(struct moe_store_tensor){.rank = rank,
+                                                                            .role = MOE_TENSOR_GRADIENT,
+                                                                            .element_bytes = 4,
+                                                                            .hash = (uint64_t)rank}),
+                         MOE_OK);
     moe_store_close(s);
     char *doc = document(), *block = doc, numbers[64];
     snprintf(numbers, sizeof numbers, "%lld (\"moes\")", (long long)ask("run.db", "PRAGMA application_id"));
@@ -356,7 +362,7 @@ static void test_schema_document(void **state)
         block = end + 1;
         blocks++;
     }
-    assert_int_equal(blocks, 6);
+    assert_int_equal(blocks, 7);
     sqlite3_close(db);
     free(doc);
 }
