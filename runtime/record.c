@@ -12,7 +12,12 @@ struct moe_recorder {
     struct moe_store *store;
     int rank;
     enum moe_tensors tensors;
-    bool poison;
+    struct moe_tensors_to to;
+    const struct moe_execution *x; /* borrowed */
+    int n_due, n_done, n_taken;    /* gradients; operations of the step in hand; gradients taken in it */
+    struct moe_tensors_due *due;
+    bool clips, begun;
+    int err; /* what the observer could not report */
     int n_ops, cap_ops;
     struct moe_store_op *ops; /* of the step in hand */
 };
@@ -57,9 +62,9 @@ int moe_recorder_open(const char *path, const struct moe_run *run, int rank, str
     r->s = run->s;
     r->rank = rank;
     r->tensors = run->tensors;
-    r->poison = run->poison;
     int err = moe_store_open(part, MOE_STORE_CREATE, &r->store);
     free(part);
+    r->to = (struct moe_tensors_to){r->store, 0, r->tensors == MOE_TENSORS_WHOLE, run->poison};
     if (err >= 0) err = put_run(r->store, run, rank);
     if (err < 0)
         moe_recorder_close(r);
@@ -73,22 +78,50 @@ void moe_recorder_close(struct moe_recorder *r)
     if (!r) return;
     moe_store_close(r->store);
     free(r->ops);
+    free(r->due);
     free(r);
 }
 
-static int add_tensors(struct moe_recorder *r, const struct moe_execution *x, int64_t step,
-                       enum moe_tensor_role role)
+/* Opens the transaction of the step in hand, unless it is open. */
+static int begin(struct moe_recorder *r)
 {
-    return r->tensors ? moe_tensors_add(r->store, x, step, role, r->tensors == MOE_TENSORS_WHOLE, r->poison)
-                      : MOE_OK;
+    if (!r->begun) MOE_TRY(moe_store_begin(r->store));
+    r->begun = true;
+    return MOE_OK;
+}
+
+static int commit(struct moe_recorder *r)
+{
+    r->begun = false;
+    r->n_done = r->n_taken = 0;
+    return moe_store_commit(r->store);
+}
+
+static int add_tensors(struct moe_recorder *r, const struct moe_execution *x, enum moe_tensor_role role)
+{
+    return r->tensors ? moe_tensors_add(&r->to, x, role) : MOE_OK;
 }
 
 int moe_recorder_begin(struct moe_recorder *r, const struct moe_execution *x, int64_t step)
 {
     if (!r->tensors) return MOE_OK;
-    MOE_TRY(moe_store_begin(r->store));
-    MOE_TRY(add_tensors(r, x, step, MOE_TENSOR_INITIAL));
-    return moe_store_commit(r->store);
+    r->x = x;
+    r->to.step = step;
+    r->n_due = moe_tensors_plan(r->s, r->rank, &r->due, &r->clips);
+    MOE_TRY(begin(r));
+    MOE_TRY(add_tensors(r, x, MOE_TENSOR_INITIAL));
+    return commit(r);
+}
+
+/* The gradients that are complete; err: what went wrong before. */
+static int take_gradients(struct moe_recorder *r, int err)
+{
+    for (; err >= 0 && r->n_taken < r->n_due && r->due[r->n_taken].done <= r->n_done; r->n_taken++) {
+        const struct moe_tensors_due *due = &r->due[r->n_taken];
+        err = begin(r);
+        if (err >= 0) err = moe_tensors_add_slot(&r->to, r->x, MOE_TENSOR_GRADIENT, due->param, due->slot);
+    }
+    return err;
 }
 
 void moe_recorder_observe(void *recorder, const struct moe_executed *e)
@@ -106,6 +139,8 @@ void moe_recorder_observe(void *recorder, const struct moe_executed *e)
                                 .bytes = e->bytes};
     moe_op_label(e->block, e->op, e->layer, op->label);
     snprintf(op->kind, sizeof op->kind, "%s", moe_op_kind_text[e->op->kind]);
+    r->n_done++;
+    r->err = take_gradients(r, r->err);
 }
 
 /* The content of what `op` writes as its output i. */
@@ -166,7 +201,8 @@ int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int
 {
     const struct moe_role *role = &r->s->roles[r->s->role_of[r->rank]];
     const int64_t tokens = tokens_of(r->s, r->rank);
-    MOE_TRY(moe_store_begin(r->store));
+    MOE_TRY(r->err);
+    MOE_TRY(begin(r));
     for (int i = 0; i < role->n_instances; i++)
         MOE_TRY(add_layer(r, x, step, &role->blocks[role->itinerary[i].block], role->itinerary[i].layer));
     MOE_TRY(add_other_layers(r, step));
@@ -175,9 +211,10 @@ int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int
         MOE_TRY(moe_store_add_op(r->store, &r->ops[i]));
     }
     r->n_ops = 0;
-    MOE_TRY(add_tensors(r, x, step, MOE_TENSOR_GRADIENT));
-    MOE_TRY(add_tensors(r, x, step, MOE_TENSOR_PARAM));
+    if (r->clips) MOE_TRY(add_tensors(r, x, MOE_TENSOR_CLIPPED));
+    MOE_TRY(add_tensors(r, x, MOE_TENSOR_PARAM));
     MOE_TRY(
         moe_store_add_step(r->store, step, r->rank, tokens ? loss / (double)tokens : (double)NAN, wall_ns));
-    return moe_store_commit(r->store);
+    r->to.step = step + 1;
+    return commit(r);
 }

@@ -24,10 +24,11 @@ int moe_recorder_open(const char *path, const struct moe_run *run, int rank, str
 void moe_recorder_close(struct moe_recorder *r);
 
 /* Adds the parameters as they are before `step`, the first of this run. Nothing when the run keeps no
- * tensors. Errors: those of the store. */
+ * tensors. x is borrowed until close. Errors: those of the store. */
 int moe_recorder_begin(struct moe_recorder *r, const struct moe_execution *x, int64_t step);
 
-/* The observer of moe_execute_options, with the recorder as ctx: keeps the operation in memory. */
+/* The observer of moe_execute_options, with the recorder as ctx: keeps the operation in memory, and the
+ * gradients that it completed in the store. */
 void moe_recorder_observe(void *recorder, const struct moe_executed *e);
 
 /* Writes, as one transaction, the operations observed since the last call, the routing that the step's TOPK

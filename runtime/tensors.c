@@ -2,6 +2,7 @@
 #include "runtime/tensors.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Where in the rank's step the first operation stands that reads a parameter's slot, or the last one of the
@@ -64,31 +65,26 @@ static void take(struct moe_store_tensor *t, const void *content, bool poisoned)
     t->presence = poisoned && nan ? MOE_IS_UNINITIALISED : zero ? MOE_IS_ZERO : MOE_IS_PRESENT;
 }
 
-struct tensors { /* the arguments of moe_tensors_add */
-    struct moe_store *store;
-    const struct moe_execution *x;
-    int64_t step;
-    enum moe_tensor_role role;
-    bool whole, poisoned;
-};
-
-static int add_slot(const struct tensors *a, const struct moe_param *p, int slot)
+int moe_tensors_add_slot(const struct moe_tensors_to *to, const struct moe_execution *x,
+                         enum moe_tensor_role role, int param, int slot)
 {
-    const struct moe_schedule *s = moe_execute_schedule(a->x);
-    const int rank = moe_execute_rank(a->x), buffer = a->role == MOE_TENSOR_GRADIENT ? p->grad : p->buffer;
+    const struct moe_schedule *s = moe_execute_schedule(x);
+    const struct moe_param *p = &s->params[param];
+    const bool gradient = role == MOE_TENSOR_GRADIENT || role == MOE_TENSOR_CLIPPED;
+    const int rank = moe_execute_rank(x), buffer = gradient ? p->grad : p->buffer;
     const struct moe_comm *split = p->shard < 0 ? NULL : &s->comms[p->shard];
     const int experts = split ? s->n_experts / moe_group_size(split, split->group_of[rank]) : 1;
-    struct moe_store_tensor t = {.step = a->step,
+    struct moe_store_tensor t = {.step = to->step,
                                  .rank = rank,
                                  .layer = p->per_layer ? slot : -1,
-                                 .role = a->role,
+                                 .role = role,
                                  .element_bytes = moe_type_bytes[s->buffers[p->buffer].type]};
     int64_t n;
-    const bool written = a->role != MOE_TENSOR_GRADIENT || moe_execute_given(a->x, buffer, slot);
-    if (!moe_execute_buffer(a->x, p->buffer, slot, &n)) return MOE_EFAILED;
-    const char *content = written ? moe_execute_buffer(a->x, buffer, slot, &n) : NULL;
-    if (written && !content) return MOE_EFAILED;
-    t.place = place_of(s, &s->roles[s->role_of[rank]], buffer, slot, a->role == MOE_TENSOR_GRADIENT);
+    const bool given = !gradient || moe_execute_given(x, buffer, slot);
+    if (!moe_execute_buffer(x, p->buffer, slot, &n)) return MOE_EFAILED;
+    const char *content = given ? moe_execute_buffer(x, buffer, slot, &n) : NULL;
+    if (given && !content) return MOE_EFAILED;
+    t.place = place_of(s, &s->roles[s->role_of[rank]], buffer, slot, gradient);
     t.n = n / experts;
     moe_copy_name(t.name, p->name);
     for (int e = 0; e < experts; e++) {
@@ -98,23 +94,85 @@ static int add_slot(const struct tensors *a, const struct moe_param *p, int slot
         t.n_nonfinite = 0;
         t.hash = (uint64_t)t.n;
         t.presence = MOE_IS_NONE;
-        if (part) take(&t, part, a->poisoned);
-        t.content = a->whole ? part : NULL;
-        MOE_TRY(moe_store_add_tensor(a->store, &t));
+        if (part) take(&t, part, to->poisoned);
+        t.content = to->whole ? part : NULL;
+        MOE_TRY(moe_store_add_tensor(to->store, &t));
     }
     return MOE_OK;
 }
 
-int moe_tensors_add(struct moe_store *store, const struct moe_execution *x, int64_t step,
-                    enum moe_tensor_role role, bool whole, bool poisoned)
+int moe_tensors_add(const struct moe_tensors_to *to, const struct moe_execution *x, enum moe_tensor_role role)
 {
-    const struct tensors a = {store, x, step, role, whole, poisoned};
     const struct moe_schedule *s = moe_execute_schedule(x);
     for (int p = 0; p < s->n_params; p++) {
-        const struct moe_param *param = &s->params[p];
-        if (param->buffer < 0) continue;
-        for (int slot = 0; slot < s->buffers[param->buffer].slots; slot++)
-            if (moe_holds(s, param->buffer, slot, moe_execute_rank(x))) MOE_TRY(add_slot(&a, param, slot));
+        const int buffer = s->params[p].buffer;
+        for (int slot = 0; buffer >= 0 && slot < s->buffers[buffer].slots; slot++)
+            if (moe_holds(s, buffer, slot, moe_execute_rank(x)))
+                MOE_TRY(moe_tensors_add_slot(to, x, role, p, slot));
     }
     return MOE_OK;
+}
+
+/* ---- when gradients are complete ---- */
+
+static bool touches(const struct moe_schedule *s, const struct moe_ref *refs, int n, int layer, int buffer,
+                    int slot)
+{
+    for (int r = 0; r < n; r++)
+        if (refs[r].buffer == buffer && moe_slot(s, refs[r], layer) == slot) return true;
+    return false;
+}
+
+static bool consumes(const struct moe_op *op)
+{
+    return op->kind == MOE_KERNEL &&
+           (op->kernel == MOE_K_CLIP || op->kernel == MOE_K_SGD || op->kernel == MOE_K_ADAMW);
+}
+
+/* The operations until the last one that writes the gradient before it is consumed. */
+static int done_with(const struct moe_schedule *s, const struct moe_role *role, int buffer, int slot)
+{
+    int done = 0, written = 0;
+    for (int i = 0; i < role->n_instances; i++) {
+        const int layer = role->itinerary[i].layer;
+        const struct moe_block *block = &role->blocks[role->itinerary[i].block];
+        for (int o = 0; o < block->n_ops; o++) {
+            const struct moe_op *op = &block->ops[o];
+            done++;
+            if (written && consumes(op) && touches(s, op->reads, op->n_reads, layer, buffer, slot))
+                return written;
+            if (touches(s, op->writes, op->n_writes, layer, buffer, slot)) written = done;
+        }
+    }
+    return done;
+}
+
+static int by_done(const void *a, const void *b)
+{
+    const struct moe_tensors_due *x = a, *y = b;
+    return x->done != y->done     ? (x->done > y->done) - (x->done < y->done)
+           : x->param != y->param ? x->param - y->param
+                                  : x->slot - y->slot;
+}
+
+int moe_tensors_plan(const struct moe_schedule *s, int rank, struct moe_tensors_due **out, bool *clips)
+{
+    const struct moe_role *role = &s->roles[s->role_of[rank]];
+    int n = 0, cap = 0;
+    *out = NULL;
+    *clips = false;
+    for (int p = 0; p < s->n_params; p++) {
+        const int buffer = s->params[p].buffer;
+        for (int slot = 0; buffer >= 0 && slot < s->buffers[buffer].slots; slot++) {
+            if (!moe_holds(s, buffer, slot, rank)) continue;
+            *out = moe_grow(*out, &cap, n + 1, sizeof **out);
+            (*out)[n++] = (struct moe_tensors_due){done_with(s, role, s->params[p].grad, slot), p, slot};
+        }
+    }
+    for (int b = 0; b < role->n_blocks; b++)
+        for (int o = 0; o < role->blocks[b].n_ops; o++)
+            *clips |=
+                role->blocks[b].ops[o].kind == MOE_KERNEL && role->blocks[b].ops[o].kernel == MOE_K_CLIP;
+    if (n) qsort(*out, (size_t)n, sizeof **out, by_done);
+    return n;
 }

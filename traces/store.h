@@ -77,9 +77,12 @@ int moe_store_each_op(struct moe_store *s, int64_t step_from, int64_t step_to,
 
 /* clang-format off */
 /* INITIAL   a parameter before the first step of the run
- * GRADIENT  as the update read it: after sums, divisions and clipping
+ * GRADIENT  complete: after sums and divisions, before clipping
+ * CLIPPED   as the update read it; where the step clips
  * PARAM     after the update */
-#define MOE_TENSOR_ROLES(X) X(INITIAL, "initial") X(GRADIENT, "gradient") X(PARAM, "parameter")
+#define MOE_TENSOR_ROLES(X) \
+        X(INITIAL, "initial") X(GRADIENT, "gradient") X(CLIPPED, "clipped") \
+        X(PARAM, "parameter")
 /* PRESENT        it has elements that are not zero
  * ZERO           written in this step, and exactly zero
  * NONE      no operation computed it in this step, also if some scaled or summed it; without content

@@ -38,10 +38,12 @@ static struct moe_op *find_w2(struct moe_schedule *s)
     return NULL;
 }
 
-static void open_run(struct run *run, enum moe_tensors tensors, bool without_w2)
+static void open_run(struct run *run, enum moe_tensors tensors, const char *clip, bool without_w2)
 {
     const struct moe_data data = {.n = 1};
-    run->sc = fixture_scenario(1, 1, "8", "dtype: float64\nclip_norm: 0");
+    char more[64];
+    snprintf(more, sizeof more, "dtype: float64\nclip_norm: %s", clip);
+    run->sc = fixture_scenario(1, 1, "8", more);
     run->s = fixture_schedule(run->sc);
     if (without_w2) {
         struct moe_op *op = find_w2(run->s);
@@ -49,10 +51,12 @@ static void open_run(struct run *run, enum moe_tensors tensors, bool without_w2)
     }
     assert_int_equal(moe_device_cpu.open(&run->device), MOE_OK);
     assert_int_equal(moe_comm_self.open(&run->world), MOE_OK);
-    run->options = (struct moe_execute_options){.timeout_s = 1, .seed = 3, .poison = true};
+    run->options = (struct moe_execute_options){
+        .timeout_s = 1, .seed = 3, .poison = true, .observe = moe_recorder_observe};
     assert_int_equal(moe_execute_open(run->s, run->device, run->world, &run->options, &run->x), MOE_OK);
     const struct moe_run facts = {run->s, &data, "", "0", STEPS, 3, tensors, true};
     assert_int_equal(moe_recorder_open("test_tensors.db", &facts, 0, &run->recorder), MOE_OK);
+    run->options.ctx = run->recorder;
     assert_int_equal(moe_recorder_begin(run->recorder, run->x, 0), MOE_OK);
 }
 
@@ -119,7 +123,7 @@ static void test_rows(void **state)
     struct run run;
     struct seen seen = {.run = &run};
     (void)state;
-    open_run(&run, MOE_TENSORS_WHOLE, false);
+    open_run(&run, MOE_TENSORS_WHOLE, "0", false);
     for (int step = 0; step < STEPS; step++) run_step(&run, step);
     assert_int_equal(moe_store_open("test_tensors.db.rank0", MOE_STORE_READ, &seen.store), MOE_OK);
     assert_int_equal(moe_store_each_tensor(seen.store, 0, 9, compare, &seen), MOE_OK);
@@ -178,7 +182,7 @@ static void test_presence(void **state)
     struct run run;
     struct seen seen = {0};
     (void)state;
-    open_run(&run, MOE_TENSORS_HASHED, false);
+    open_run(&run, MOE_TENSORS_HASHED, "0", false);
     run_step(&run, 0);
     seen.store = close_run(&run);
     assert_int_equal(moe_store_each_tensor(seen.store, 0, 9, see_order, &seen), MOE_OK);
@@ -188,7 +192,7 @@ static void test_presence(void **state)
     assert_int_equal(seen.n_zero, 2 * empty_experts(seen.store));
     moe_store_close(seen.store);
 
-    open_run(&run, MOE_TENSORS_HASHED, true);
+    open_run(&run, MOE_TENSORS_HASHED, "0", true);
     run_step(&run, 0);
     seen.store = close_run(&run);
     assert_int_equal(moe_store_each_tensor(seen.store, 0, 9, see_none, &seen), MOE_OK);
@@ -196,8 +200,30 @@ static void test_presence(void **state)
     moe_store_close(seen.store);
 }
 
+static int add_squares(void *ctx, const struct moe_store_tensor *t)
+{
+    ((double *)ctx)[t->role] += t->sum_squares;
+    return MOE_OK;
+}
+
+/* Gradients are taken before they are clipped, and after: then their norm is the largest that is allowed. */
+static void test_clipped(void **state)
+{
+    struct run run;
+    double squares[MOE_TENSOR_ROLE_COUNT] = {0};
+    (void)state;
+    open_run(&run, MOE_TENSORS_HASHED, "0.01", false);
+    run_step(&run, 0);
+    struct moe_store *store = close_run(&run);
+    assert_int_equal(moe_store_each_tensor(store, 0, 0, add_squares, squares), MOE_OK);
+    assert_true(fabs(sqrt(squares[MOE_TENSOR_CLIPPED]) - 0.01) <= 1e-5 * 0.01);
+    assert_true(sqrt(squares[MOE_TENSOR_GRADIENT]) > 0.02);
+    moe_store_close(store);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_presence)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_clipped),
+                                       cmocka_unit_test(test_presence)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
