@@ -40,8 +40,7 @@ void moe_verdicts_free(struct moe_verdicts *v)
     *v = (struct moe_verdicts){0};
 }
 
-/* Keeps the list ascending, each number once. */
-static void insert(int number, int *n, int **list)
+void moe_check_insert(int number, int *n, int **list)
 {
     int from = 0, to = *n; /* where it belongs */
     while (from < to) {
@@ -83,8 +82,8 @@ static struct moe_verdict *add_verdict(struct moe_checker *c, int check_class, e
         snprintf(c->out->item[i].op, sizeof c->out->item[i].op, "%s", at.text);
     }
     struct moe_verdict *v = &c->out->item[i];
-    insert(rank, &v->n_ranks, &v->ranks);
-    if (at.layer >= 0) insert(at.layer, &v->n_layers, &v->layers);
+    moe_check_insert(rank, &v->n_ranks, &v->ranks);
+    if (at.layer >= 0) moe_check_insert(at.layer, &v->n_layers, &v->layers);
     return v;
 }
 

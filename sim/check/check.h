@@ -54,11 +54,13 @@ struct moe_verdict {
     int check_class; /* number of one of MOE_CHECK_CLASSES */
     enum moe_severity severity;
     bool undefined; /* any of MOE_OUTCOMES may follow */
+    bool captured;  /* seen in a run (captured.h), not proved of the schedule; then */
+    int64_t step;   /* where it was seen first */
     int n_ranks;
     int *ranks;            /* [n_ranks] those concerned, ascending */
     int n_layers;          /* 0: the operation is of no layer */
     int *layers;           /* [n_layers] where it is the same, ascending */
-    char op[2 * MOE_NAME]; /* "layer 1 forward dispatch": where it was seen first */
+    char op[2 * MOE_NAME]; /* "layer 1 forward dispatch", or a tensor: where it was seen first */
     char *text;            /* one sentence: ranks, operation, numbers */
     char *cause;           /* class, operation and text without its example: one verdict each */
 };

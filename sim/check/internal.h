@@ -75,6 +75,9 @@ static inline size_t moe_check_slot(const struct moe_checker *c, int rank, struc
     return (size_t)rank * c->n_slots + (size_t)(c->first_slot[ref.buffer] + moe_slot(c->s, ref, layer));
 }
 
+/* Puts a number into an ascending list, once. */
+void moe_check_insert(int number, int *n, int **list);
+
 /* One number of two: other pairs have other numbers, but by chance. */
 static inline uint64_t moe_check_mix(uint64_t a, uint64_t b)
 {

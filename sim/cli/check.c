@@ -1,5 +1,5 @@
 /* check.c - moesim check: verdicts, or what was proven. */
-#include "sim/check/check.h"
+#include "sim/check/captured.h"
 
 #include "sim/cli/cli.h"
 
@@ -13,6 +13,15 @@ static bool is_asked(int check_class, const struct moe_input *in)
     if (check_class == 15) return in->scenario->checkpoint.given;
     return true;
 }
+
+/* The same of a run that kept its tensors. */
+static const struct {
+    const char *name, *seen;
+} seen[] = {
+    {"C6", "run: no gradient is absent, and every tensor is finite (capture --poison: and was written)"},
+    {"C16", "run: copies of a tensor are the same to the bit in every step, and experts differ"},
+};
+enum { SEEN_COUNT = sizeof seen / sizeof *seen };
 
 static void print_numbers(const int *number, int n, FILE *out)
 {
@@ -48,7 +57,8 @@ static json_t *class_json(int number)
     return json_sprintf("C%d", number);
 }
 
-static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)
+/* rows: of tensors that the run kept */
+static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in, int rows)
 {
     for (int i = 0; i < verdicts->n; i++) {
         moe_print_verdict(&verdicts->item[i], stdout);
@@ -60,6 +70,7 @@ static void print_text(const struct moe_verdicts *verdicts, int errors, const st
         printf("no errors: ");
     moe_input_print(in);
     if (!errors) moe_print_classes(in);
+    for (int i = 0; i < SEEN_COUNT && !errors && rows; i++) printf("  %s %s\n", seen[i].name, seen[i].seen);
 }
 
 static json_t *outcomes_json(void)
@@ -80,18 +91,26 @@ json_t *moe_verdict_json(const struct moe_verdict *v)
                             "severity", moe_severity_text[v->severity], "ranks", ranks, "layers", layers,
                             "ops", v->op, "text", v->text);
     if (v->undefined) json_object_set_new(out, "outcomes", outcomes_json());
+    if (v->captured) json_object_set_new(out, "step", json_integer(v->step));
     return out;
 }
 
-static void print_json(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in)
+static void print_json(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in, int rows)
 {
     json_t *list = json_array(), *proven = json_array();
     for (int i = 0; i < verdicts->n; i++) json_array_append_new(list, moe_verdict_json(&verdicts->item[i]));
     for (int i = 0; i < moe_check_n_classes && !errors; i++)
         if (is_asked(moe_check_classes[i].number, in))
             json_array_append_new(proven, class_json(moe_check_classes[i].number));
-    moe_print_json(json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input",
-                             moe_input_json(in), "errors", errors, "verdicts", list, "proven", proven));
+    json_t *out = json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input",
+                            moe_input_json(in), "errors", errors, "verdicts", list, "proven", proven);
+    json_t *run = json_array();
+    for (int i = 0; i < SEEN_COUNT && !errors; i++) json_array_append_new(run, json_string(seen[i].name));
+    if (rows)
+        json_object_set_new(out, "run", json_pack("{s:i, s:o}", "tensors", rows, "seen", run));
+    else
+        json_decref(run);
+    moe_print_json(out);
 }
 
 int moe_check_input(const struct moe_args *args, const struct moe_input *in)
@@ -128,11 +147,45 @@ static void print_layout(const struct moe_args *args)
                              moe_json_text(args->input), "errors", 1, "verdicts", verdict, "proven"));
 }
 
+static int load_run(const char *path, struct moe_store **store, struct moe_captured **out)
+{
+    MOE_TRY(moe_store_open(path, MOE_STORE_READ, store));
+    int err = moe_captured_load(*store, out);
+    return err < 0 ? moe_fail_in(path, err) : MOE_OK;
+}
+
+/* What a capture itself shows, and beside another one. rows: of its tensors. */
+static int check_run(const struct moe_args *args, struct moe_verdicts *out, int *rows)
+{
+    struct moe_store *store = NULL, *other_store = NULL;
+    struct moe_captured *run = NULL, *other = NULL;
+    int err;
+    if (!moe_input_is_trace(args->input))
+        return args->against ? moe_fail(MOE_EUSAGE, "--against: %s is not a trace", args->input) : MOE_OK;
+    MOE_TRY_GOTO(load_run(args->input, &store, &run));
+    *rows = moe_captured_rows(run);
+    if (*rows) MOE_TRY_GOTO(moe_check_captured(run, out));
+    if (!args->against) goto done;
+    MOE_TRY_GOTO(load_run(args->against, &other_store, &other));
+    if (!*rows || !moe_captured_rows(other))
+        MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "%s: no tensors, expected a capture with --tensors",
+                              *rows ? args->against : args->input));
+    err = moe_check_against(run, other, out);
+    if (err < 0) err = moe_fail_in(args->input, err);
+done:
+    moe_captured_free(run);
+    moe_captured_free(other);
+    moe_store_close(store);
+    moe_store_close(other_store);
+    return err;
+}
+
 int moe_cli_check(const struct moe_args *args)
 {
     struct moe_input in;
     struct moe_verdicts verdicts = {0};
-    int errors = 0, err;
+    int errors = 0, rows = 0, err;
+    if (args->stress && args->against) return moe_fail(MOE_EUSAGE, "--against: not with --stress");
     if (args->stress) return moe_check_stress(args);
     err = moe_input_load(args, &in);
     if (err == MOE_ELAYOUT) {
@@ -141,8 +194,9 @@ int moe_cli_check(const struct moe_args *args)
     }
     if (err < 0) goto done;
     moe_check(in.schedule, in.routing, &verdicts);
+    MOE_TRY_GOTO(check_run(args, &verdicts, &rows));
     for (int i = 0; i < verdicts.n; i++) errors += verdicts.item[i].severity == MOE_SEVERITY_ERROR;
-    (args->json ? print_json : print_text)(&verdicts, errors, &in);
+    (args->json ? print_json : print_text)(&verdicts, errors, &in, rows);
 done:
     moe_verdicts_free(&verdicts);
     moe_input_free(&in);

@@ -85,6 +85,8 @@ static const struct option {
      AT(poison)},
     {"stress", 0, NULL, "try adversarial tokens and routings; print the smallest that breaks it", ON(CHECK),
      0, FLAG, AT(stress)},
+    {"against", 0, "B.db", "another run of the model and batches: what differs first, and by how much",
+     ON(CHECK), 0, TEXT, AT(against)},
     {"save", 0, "PREFIX", "write a checkpoint after the last step: PREFIX.ckptN", ON(CAPTURE), 0, TEXT,
      AT(save)},
     {"load", 0, "PREFIX", "go on from this checkpoint", ON(CAPTURE), 0, TEXT, AT(load)},

@@ -1,0 +1,270 @@
+/* against.c - see captured.h: one run against another. */
+#include "sim/check/captured_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What the elements of two tensors say; without them the fingerprints. */
+struct difference {
+    bool known;      /* the elements are there */
+    bool near;       /* no more than rounding */
+    uint64_t units;  /* in the last place, most of any element */
+    int64_t element; /* that one */
+    double a, b;     /* its values */
+};
+
+struct pair {
+    const struct moe_store_tensor *a, *b;
+    int n; /* copies of a */
+    struct difference d;
+    double factor; /* a whole number, or one over it, that a is times b; 0: none */
+};
+
+struct comparison {
+    const struct moe_captured *run, *other;
+    int n, cap; /* tensors of the first stage that differs, which differ */
+    struct pair *pair;
+    int n_same;                    /* tensors in common before and beside them */
+    const struct moe_copies *last; /* the last in common that was compared */
+};
+
+/* The first row of a tensor in a run, or NULL. */
+static const struct moe_store_tensor *find(const struct moe_captured *c, const struct moe_store_tensor *t)
+{
+    int low = 0, high = c->n_rows;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (moe_captured_order(&c->row[middle], t) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < c->n_rows && moe_captured_order(&c->row[low], t) == 0 ? &c->row[low] : NULL;
+}
+
+static bool same(const struct moe_store_tensor *a, const struct moe_store_tensor *b)
+{
+    return a->hash == b->hash && a->n == b->n && a->element_bytes == b->element_bytes &&
+           (a->presence == MOE_IS_NONE) == (b->presence == MOE_IS_NONE);
+}
+
+/* Up to the first step and stage that differs. */
+static void compare(struct comparison *c)
+{
+    for (int from = 0, to; from < c->run->n_groups && !c->n; from = to) {
+        to = moe_captured_stage(c->run, from);
+        for (int g = from; g < to; g++) {
+            const struct moe_store_tensor *a = c->run->group[g].row, *b = find(c->other, a);
+            if (!b) continue;
+            c->last = &c->run->group[g];
+            if (same(a, b)) {
+                c->n_same++;
+                continue;
+            }
+            c->pair = moe_grow(c->pair, &c->cap, c->n + 1, sizeof *c->pair);
+            c->pair[c->n++] = (struct pair){.a = a, .b = b, .n = c->run->group[g].n};
+        }
+    }
+}
+
+/* ---- elements ---- */
+
+/* A float's place among all of its type, so that neighbours are one apart. */
+static uint64_t place_of(const void *content, int64_t i, int bytes, double *value)
+{
+    uint64_t bits = 0, sign = bytes == 8 ? (uint64_t)1 << 63 : (uint64_t)1 << 31;
+    if (bytes == 8) {
+        memcpy(&bits, (const char *)content + 8 * i, 8);
+        memcpy(value, &bits, 8);
+    } else {
+        uint32_t word;
+        float f;
+        memcpy(&word, (const char *)content + 4 * i, 4);
+        memcpy(&f, &word, 4);
+        bits = word;
+        *value = (double)f;
+    }
+    return bits & sign ? sign - (bits & (sign - 1)) : sign + bits;
+}
+
+static void compare_elements(const struct moe_store_tensor *t, const void *a, const void *b,
+                             struct difference *d)
+{
+    double squares = 0, norm = 0;
+    for (int64_t i = 0; i < t->n; i++) {
+        double x, y;
+        const uint64_t p = place_of(a, i, t->element_bytes, &x), q = place_of(b, i, t->element_bytes, &y),
+                       units = p > q ? p - q : q - p;
+        squares += (x - y) * (x - y);
+        norm += y * y;
+        if (units <= d->units) continue;
+        *d = (struct difference){true, false, units, i, x, y};
+    }
+    const double tolerance = moe_captured_rounding(t);
+    d->known = true;
+    d->near = squares <= tolerance * tolerance * norm; /* never with NaN */
+}
+
+static int look(const struct comparison *c, struct pair *p)
+{
+    void *a = NULL, *b = NULL;
+    p->d = (struct difference){.near = moe_captured_near(p->a, p->b, 1)};
+    if (p->a->n != p->b->n || p->a->element_bytes != p->b->element_bytes) return MOE_OK;
+    int err = moe_store_tensor_content(c->run->store, p->a, &a);
+    if (err >= 0) err = moe_store_tensor_content(c->other->store, p->b, &b);
+    if (err >= 0 && a && b) compare_elements(p->a, a, b, &p->d);
+    free(a);
+    free(b);
+    return err;
+}
+
+/* ---- C3, C4: what the norms tell ---- */
+
+static double scale_of(const struct moe_store_tensor *a, const struct moe_store_tensor *b)
+{
+    const double ratio = sqrt(a->sum_squares) / sqrt(b->sum_squares),
+                 whole = nearbyint(ratio < 1 ? 1 / ratio : ratio);
+    if (!(whole >= 2) || whole > 1e6) return 0; /* nor without a number */
+    const double factor = ratio < 1 ? 1 / whole : whole;
+    return moe_captured_near(a, b, factor) ? factor : 0;
+}
+
+static bool is_unlike(const struct pair *p)
+{
+    return !p->d.near && p->factor == 0;
+}
+
+/* One verdict a factor. */
+static void report_scales(const struct comparison *c, struct moe_verdicts *out)
+{
+    struct moe_findings findings = {0};
+    for (int i = 0; i < c->n; i++) {
+        const struct pair *p = &c->pair[i];
+        if (p->factor == 0) continue;
+        const int times = (int)nearbyint(p->factor > 1 ? p->factor : -1 / p->factor);
+        struct moe_finding *f = moe_finding_add(&findings, 3, times, false, p->a, p->n);
+        f->n_split += p->a->expert >= 0;
+    }
+    for (int i = 0; i < findings.n; i++) {
+        struct moe_finding *f = &findings.item[i];
+        moe_finding_report(f, out, "%s%d times that of the other run%s", f->kind < 0 ? "1/" : "",
+                           abs(f->kind), f->n_split == f->n_tensors ? ", and so of experts alone" : "");
+    }
+    free(findings.item);
+}
+
+/* A size of a group of ranks whose square root a ratio is about, or 0: n addends that do not depend on each
+ * other have a sum whose norm is sqrt(n) times that of one. */
+static int group_of(double ratio, int n_ranks)
+{
+    for (int n = 2; n <= n_ranks; n++) {
+        const double part = (ratio < 1 ? 1 / ratio : ratio) / sqrt(n);
+        if (n_ranks % n == 0 && part > 0.95 && part < 1.05) return n;
+    }
+    return 0;
+}
+
+static void report_root(const struct comparison *c, struct moe_verdicts *out)
+{
+    struct moe_findings findings = {0};
+    double a = 0, b = 0;
+    for (int i = 0; i < c->n; i++) {
+        if (!is_unlike(&c->pair[i])) continue;
+        a += c->pair[i].a->sum_squares;
+        b += c->pair[i].b->sum_squares;
+    }
+    const double ratio = sqrt(a) / sqrt(b);
+    const int group = group_of(ratio, c->run->info.n_ranks);
+    for (int i = 0; i < c->n && group; i++)
+        if (is_unlike(&c->pair[i])) moe_finding_add(&findings, 4, 0, false, c->pair[i].a, c->pair[i].n);
+    if (findings.n) {
+        findings.item->severity = MOE_SEVERITY_POSSIBLE;
+        moe_finding_report(
+            findings.item, out,
+            "the norm of all that differ is %.4g times the other run's, about %sthe square root of %d: "
+            "sums over %d ranks may have lost or gained addends",
+            ratio, ratio < 1 ? "one over " : "", group, group);
+    }
+    free(findings.item);
+}
+
+/* ---- C9: the first that differs ---- */
+
+static void report_first(const struct comparison *c, bool explained, struct moe_verdicts *out)
+{
+    struct moe_findings findings = {0};
+    const struct moe_store_tensor *t = c->n ? c->pair->a : c->last->row;
+    char what[256];
+    int n_unlike = 0;
+    for (int i = 0; i < c->n; i++) n_unlike += is_unlike(&c->pair[i]);
+    struct moe_finding *f = moe_finding_add(&findings, 9, 0, false, t, c->n ? c->pair->n : c->last->n);
+    f->severity = n_unlike && !explained ? MOE_SEVERITY_ERROR : MOE_SEVERITY_NOTE;
+    if (!c->n) {
+        moe_finding_report(f, out, "all %d tensors up to here are the same to the bit", c->n_same);
+        free(findings.item);
+        return;
+    }
+    const struct pair *p = c->pair;
+    if (p->a->element_bytes != p->b->element_bytes)
+        snprintf(what, sizeof what, "elements of %d bytes, other run %d", p->a->element_bytes,
+                 p->b->element_bytes);
+    else if (p->d.known)
+        snprintf(what, sizeof what,
+                 "by up to %llu units in the last place (element %lld: %.9g, other run %.9g)",
+                 (unsigned long long)p->d.units, (long long)p->d.element, p->d.a, p->d.b);
+    else
+        snprintf(what, sizeof what, "norm %.9g, other run %.9g", sqrt(p->a->sum_squares),
+                 sqrt(p->b->sum_squares));
+    moe_finding_report(
+        f, out,
+        "the first that differs, %s; in this stage %d differ, %d of them by more than rounding "
+        "or a factor; %d up to it are the same to the bit%s",
+        what, c->n, n_unlike, c->n_same,
+        t->role == MOE_TENSOR_INITIAL ? "; the runs begin with other parameters" : "");
+    free(findings.item);
+}
+
+/* Runs of other seeds or text have nothing to compare. */
+static int check_same(const struct comparison *c, const char *key)
+{
+    char *a = NULL, *b = NULL;
+    int err = moe_store_get(c->run->store, key, &a);
+    if (err >= 0) err = moe_store_get(c->other->store, key, &b);
+    if (err >= 0 && a && b && strcmp(a, b) != 0)
+        err = moe_fail(MOE_EINPUT, "%s is %.40s, in the other run %.40s, expected the same", key, a, b);
+    free(a);
+    free(b);
+    return err;
+}
+
+static int judge(struct comparison *c, struct moe_verdicts *out)
+{
+    bool explained = false;
+    for (int i = 0; i < out->n; i++) explained |= out->item[i].severity == MOE_SEVERITY_ERROR;
+    MOE_TRY(check_same(c, "seed"));
+    MOE_TRY(check_same(c, "data_hash"));
+    compare(c);
+    if (!c->last) return moe_fail(MOE_EINPUT, "no tensor of a step in common with the other run");
+    for (int i = 0; i < c->n; i++) {
+        struct pair *p = &c->pair[i];
+        MOE_TRY(look(c, p));
+        if (!p->d.near && p->a->role == MOE_TENSOR_GRADIENT) p->factor = scale_of(p->a, p->b);
+    }
+    if (c->n && c->pair->a->role == MOE_TENSOR_GRADIENT) {
+        report_scales(c, out);
+        report_root(c, out);
+    }
+    report_first(c, explained, out);
+    return MOE_OK;
+}
+
+int moe_check_against(const struct moe_captured *run, const struct moe_captured *other,
+                      struct moe_verdicts *out)
+{
+    struct comparison c = {.run = run, .other = other};
+    int err = judge(&c, out);
+    free(c.pair);
+    return err;
+}

@@ -1,0 +1,101 @@
+#!/bin/sh
+# What check says of real captures by their tensors: the faults of tests/cases/shared_parameters by
+# fingerprint, right runs of every layout without an alarm, experts without tokens, one run against another.
+. "$(dirname "$0")/lib.sh"
+command -v mpirun > /dev/null || { echo 'skip: no mpirun' && exit 77; }
+faults=$source_dir/tests/cases/shared_parameters
+
+# run NAME SCENARIO [ARGUMENT...]: a capture of one step, or of as many as ARGUMENT says, into NAME.db.
+run()
+{
+    name=$1 scenario=$2
+    shift 2
+    expect 0 '^steps_complete' capture "$scenario" --data "$small" --tensors -o "$name.db" --steps 1 "$@"
+}
+
+# errors: the classes of those in the JSON in out, each once.
+errors()
+{
+    sed -n '/"class": /{N;s/.*"class": "\(C[0-9]*\)",.*"severity": "error".*/\1/p;}' out | sort -u
+}
+
+# A capture of what check finds wrong is refused, unless it is wanted.
+expect 5 'error C3' capture "$faults/experts_undivided.yaml" --data "$small" -o no.db
+for file in "$faults"/*.yaml; do
+    name=$(basename "$file" .yaml)
+    run "$name" "$file" --unchecked --tensors=values
+done
+# Each store now says that it is of the right scenario: what is found is found in tensors.
+for file in "$faults"/*.yaml; do
+    name=$(basename "$file" .yaml)
+    cases=$((cases + 1))
+    [ "$name" = right ] || sqlite3 "$name.db" "ATTACH 'right.db' AS r; UPDATE run
+        SET value = (SELECT value FROM r.run WHERE key = 'scenario') WHERE key = 'scenario'"
+    "$moesim" check "$name.db" --against right.db --json > out 2> err
+    code=$?
+    errors > found
+    cmp -s found "$file.expected" || fail "$name: found $(paste -sd, found): $(cat out err)"
+    want=5
+    [ -s "$file.expected" ] || want=0
+    [ $code -eq $want ] || fail "$name: exit code $code, expected $want"
+done
+# Alone, too, but for what only a comparison shows.
+for name in experts_over_everybody local_norm shared_not_summed; do
+    "$moesim" check $name.db --json > out
+    errors | cmp -s - "$faults/$name.yaml.expected" || fail "$name alone: $(cat out)"
+done
+"$moesim" check experts_undivided.db --against right.db > out
+said='step 0 gradient of layer 1 w2 of expert 0: 4 times that of the other run, and so of experts alone'
+grep -q "^error C3 ranks 0-3: $said" out ||
+    fail "undivided: $(cat out)"
+"$moesim" check experts_over_everybody.db > out
+grep -q 'error C4 .* experts 0,2,4,6 have the same gradient' out || fail "over everybody: $(cat out)"
+expect 0 'all 176 tensors up to here are the same to the bit' check right.db --against right.db
+expect 0 '^  C16 run: ' check right.db
+
+# No alarm on other layouts, dispatchers and capacity rules.
+cp "$small" base.yaml
+sed 's/expert_parallel: 4/expert_parallel: 2/; s/alltoall/allgather/' "$small" > copies.yaml
+sed 's/expert_parallel: 4/expert_parallel: 2, pipeline_parallel: 2, micro_batches: 2/' "$small" \
+    > pipeline.yaml
+sed 's/expert_parallel: 4/expert_parallel: 2, rank_order: strided/; s/alltoall/gshard/
+    $a capacity: {rule: deepspeed, factor: 1.0}' "$small" > padded.yaml
+sed '$a overlap_grad_reduce: true\ndtype: float64' "$small" > overlap.yaml
+for name in base copies pipeline padded overlap; do
+    run $name $name.yaml --poison --steps 3 --tensors=values
+    expect 0 '^  C16 run: ' check $name.db
+done
+said='note C9 .* in this stage 44 differ, 0 of them by more than rounding'
+expect 0 "$said" check copies.db --against base.db
+"$moesim" check padded.db --against base.db > out
+[ $? -eq 5 ] && grep -q '^error C9 .*step 0 gradient of last_gain: the first that differs, by up to' out ||
+    fail "dropped rows: $(cat out)"
+
+# Text of one letter sends every token to the same experts: 2 of 8 have rows, and the gradients of 6 are zero,
+# w1 and w2 in each layer.
+head -c 3000 /dev/zero | tr '\0' a > letter
+for poison in '' --poison; do
+    expect 0 . capture base.yaml --data letter --tensors $poison -o letter.db --steps 2
+    expect 0 '^  C6 run: ' check letter.db
+    for step in 0 1; do
+        zero=$(sqlite3 letter.db "SELECT COUNT(*) FROM tensor WHERE step = $step AND role = 'gradient'
+            AND expert >= 0 AND presence = 'zero'")
+        [ "$zero" -eq 24 ] || fail "step $step $poison: $zero gradients are zero, expected 24"
+    done
+done
+
+# A run that somebody changed, and what cannot be compared.
+sqlite3 letter.db "UPDATE tensor SET presence = 'uninitialised', n_nonfinite = n
+    WHERE step = 1 AND role = 'gradient' AND expert >= 0 AND presence = 'zero'"
+"$moesim" check letter.db > out
+[ $? -eq 5 ] && [ "$(grep -c '^error C6 .* its expert had 0 tokens in this step;' out)" -eq 2 ] ||
+    fail "uninitialised: $(cat out)"
+expect 3 'letter.db: data_hash is ' check letter.db --against base.db
+expect 0 . capture base.yaml --data "$small" -o plain.db --steps 1
+expect 0 '^no errors' check plain.db
+expect 3 'plain.db: no tensors, expected a capture with --tensors' check base.db --against plain.db
+expect 3 'plain.db: no tensors, expected a capture with --tensors' check plain.db --against base.db
+expect 2 '--against: base.yaml is not a trace' check base.yaml --against base.db
+expect 2 '--against: not with --stress' check base.yaml --against base.db --stress
+expect 2 'tensors=all: expected values, or no value' capture base.yaml --tensors=all
+finish
