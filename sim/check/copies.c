@@ -162,8 +162,7 @@ static int check_copies(const struct moe_captured *c, int from, int to, struct m
 static bool tells_apart(const struct moe_store_tensor *t)
 {
     const double most = t->sum_squares * (double)t->n;
-    return t->expert >= 0 && t->presence == MOE_IS_PRESENT && !t->n_nonfinite &&
-           most - t->sum * t->sum > 1e-9 * most;
+    return t->expert >= 0 && most - t->sum * t->sum > 1e-9 * most;
 }
 
 static int by_content(const void *a, const void *b)

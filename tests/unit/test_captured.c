@@ -61,6 +61,7 @@ static void write_run(const char *path, bool whole)
     struct moe_store *s = open_store(path, MOE_STORE_CREATE);
     static const char *const run[][2] = {{"layers", "2"}, {"experts", "2"}, {"top_k", "1"},
                                          {"steps", "2"},  {"seed", "7"},    {"ranks", "4"}};
+    assert_int_equal(moe_store_begin(s), MOE_OK);
     for (int i = 0; i < 6; i++) assert_int_equal(moe_store_put(s, run[i][0], run[i][1]), MOE_OK);
     for (int rank = 0; rank < RANKS; rank++) {
         assert_int_equal(moe_store_add_rank(s, &(struct moe_store_rank){rank, 2, 1}), MOE_OK);
@@ -74,6 +75,7 @@ static void write_run(const char *path, bool whole)
             assert_int_equal(moe_store_add_step(s, step, rank, 1, 1), MOE_OK);
         }
     }
+    assert_int_equal(moe_store_commit(s), MOE_OK);
     moe_store_close(s);
 }
 
@@ -140,13 +142,16 @@ static const struct expected alone[] = {
      "layer ="
      " 1 AND rank = 3",
      16, MOE_SEVERITY_ERROR, 0, "step 0 initial layer 1 w1 of expert 1", "copies begin different: norm", 10},
-    {"UPDATE tensor SET hash = 77 WHERE role = 'initial' AND name = 'w1'", 16, MOE_SEVERITY_ERROR, 0,
-     "step 0 initial layer 0 w1 of expert 0", "experts 0,1 begin as copies of one", 15},
+    {"UPDATE tensor SET hash = 77 WHERE role IN ('initial', 'parameter') AND name = 'w1'", 16,
+     MOE_SEVERITY_ERROR, 0, "step 0 initial layer 0 w1 of expert 0", "experts 0,1 begin as copies of one",
+     15},
     {"UPDATE tensor SET hash = 77 WHERE role = 'parameter' AND name = 'w1' AND layer = 0 AND step = 1", 16,
      MOE_SEVERITY_ERROR, 1, "step 1 updated layer 0 w1 of expert 0", "experts 0,1 have become copies of one",
      15},
-    {"UPDATE tensor SET hash = 77 WHERE role <> 'initial' AND name = 'w1'", 4, MOE_SEVERITY_ERROR, 0,
-     "step 0 gradient of layer 1 w1 of expert 0", "experts 0,1 have the same gradient", 15},
+    {"UPDATE tensor SET hash = 77 WHERE role <> 'initial' AND name = 'w1';"
+     "UPDATE tensor SET hash = rank WHERE role = 'parameter' AND name = 'router'",
+     4, MOE_SEVERITY_ERROR, 0, "step 0 gradient of layer 1 w1 of expert 0",
+     "experts 0,1 have the same gradient", 15},
     {"UPDATE tensor SET sum_squares = (1 + rank) * sum_squares, hash = rank WHERE role <> 'initial' AND name "
      "= "
      "'router'",
@@ -243,12 +248,22 @@ static const struct {
      {NULL, 4, MOE_SEVERITY_POSSIBLE, 0, "step 0 gradient of layer 1 router",
       "about the square root of 2:", 15},
      {NULL, 9, MOE_SEVERITY_ERROR, 0, "step 0 gradient of layer 1 router", "2 of them by more", 15}},
+    {"UPDATE tensor SET sum_squares = 3 * sum_squares, hash = hash + 1 WHERE role = 'gradient'",
+     1, /* no group of 4 ranks has 3 */
+     {NULL, 9, MOE_SEVERITY_ERROR, 0, "step 0 gradient of layer 1 router", "7 of them by more", 15},
+     {NULL, 9, MOE_SEVERITY_ERROR, 0, "step 0 gradient of layer 1 router", "", 15}},
     {"UPDATE tensor SET sum_squares = sum_squares / 3.9, hash = hash + 1 WHERE role = 'gradient' AND name ="
      " 'router'",
      2,
      {NULL, 4, MOE_SEVERITY_POSSIBLE, 0, "step 0 gradient of layer 1 router",
       "one over the square root of 4:", 15},
      {NULL, 9, MOE_SEVERITY_ERROR, 0, "step 0 gradient of layer 1 router", "", 15}},
+    {"UPDATE tensor SET sum_squares = 4 * sum_squares, hash = hash + 1 WHERE role = 'gradient' AND name = "
+     "'w1'",
+     2, /* twice the norm, but not the sum */
+     {NULL, 4, MOE_SEVERITY_POSSIBLE, 0, "step 0 gradient of layer 1 w1 of expert 0",
+      "about the square root of 4:", 15},
+     {NULL, 9, MOE_SEVERITY_ERROR, 0, "step 0 gradient of layer 1 w1 of expert 0", "4 of them by more", 5}},
     {"UPDATE tensor SET sum_squares = sum_squares * (1 + 1e-6), hash = hash + 1 WHERE step = 1", /* 8 units */
      1,
      {NULL, 9, MOE_SEVERITY_NOTE, 1, "step 1 gradient of layer 1 router", "0 of them by more", 15},
@@ -349,6 +364,28 @@ static void test_units(void **state)
     }
 }
 
+/* From the smallest number below zero over both zeros to the smallest one above: they are neighbours. */
+static void test_units_at_zero(void **state)
+{
+    float v[N] = {0, 0, 0, 0, 0, 0, 0, 1};
+    (void)state;
+    for (int run = 0; run < 2; run++) {
+        const char *path = run ? "right.db" : "run.db";
+        v[0] = run ? -1e-45f : 1e-45f;
+        write_run(path, false);
+        sql(path, "DELETE FROM tensor");
+        struct moe_store *s = open_store(path, MOE_STORE_WRITE);
+        add(s, "router", 0, 0, MOE_TENSOR_GRADIENT, 0, 0, -1, v, true);
+        moe_store_close(s);
+    }
+    struct moe_verdicts out = {0};
+    assert_int_equal(compare("run.db", "right.db", &out), MOE_OK);
+    assert_int_equal(out.n, 1);
+    assert_non_null(
+        strstr(out.item[0].text, "by up to 2 units in the last place (element 0: 1.40129846e-45,"));
+    moe_verdicts_free(&out);
+}
+
 static void test_not_comparable(void **state)
 {
     static const char *const change[][2] = {
@@ -370,8 +407,8 @@ static void test_not_comparable(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_alone),     TEST(test_no_alarm), TEST(test_against),
-        TEST(test_explained), TEST(test_units),    TEST(test_not_comparable),
+        TEST(test_alone), TEST(test_no_alarm),      TEST(test_against),        TEST(test_explained),
+        TEST(test_units), TEST(test_units_at_zero), TEST(test_not_comparable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
