@@ -36,6 +36,21 @@ static int place_of(const char *word, const char *const *list, int n)
     return -1;
 }
 
+/* It stands in messages and in JSON. */
+static bool is_printable(const char *name)
+{
+    for (const char *p = name; *p; p++)
+        if (*p <= ' ' || *p > '~') return false;
+    return *name != '\0';
+}
+
+/* -1 or an index: of a layer or an expert. */
+static bool is_index(sqlite3_stmt *q, int column)
+{
+    const int64_t value = sqlite3_column_int64(q, column);
+    return value >= -1 && value <= UINT16_MAX;
+}
+
 static int read_row(struct moe_store *s, sqlite3_stmt *q, struct moe_store_tensor *t)
 {
     char role[MOE_NAME], presence[MOE_NAME];
@@ -58,8 +73,9 @@ static int read_row(struct moe_store *s, sqlite3_stmt *q, struct moe_store_tenso
     const int r = place_of(role, moe_tensor_role_text, MOE_TENSOR_ROLE_COUNT),
               p = place_of(presence, moe_presence_text, MOE_PRESENCE_COUNT);
     MOE_TRY(moe_store_check_indices(s, q, 1, 1));
-    if (r < 0 || p < 0 || t->layer < -1 || t->expert < -1 || t->n < 0 || t->n_nonfinite < 0 ||
-        t->n_nonfinite > t->n || (t->element_bytes != 4 && t->element_bytes != 8) || !(t->sum_squares >= 0))
+    if (r < 0 || p < 0 || !is_index(q, 2) || !is_index(q, 3) || !is_printable(t->name) || t->n < 0 ||
+        t->n_nonfinite < 0 || t->n_nonfinite > t->n || (t->element_bytes != 4 && t->element_bytes != 8) ||
+        !(t->sum_squares >= 0))
         return moe_fail(MOE_EINPUT, "%s: step %lld, rank %d: the row of tensor %s '%s' (%s) cannot be",
                         s->path, (long long)t->step, t->rank, role, t->name, presence);
     t->role = (enum moe_tensor_role)r;

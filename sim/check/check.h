@@ -60,7 +60,7 @@ struct moe_verdict {
     int *ranks;            /* [n_ranks] those concerned, ascending */
     int n_layers;          /* 0: the operation is of no layer */
     int *layers;           /* [n_layers] where it is the same, ascending */
-    char op[2 * MOE_NAME]; /* "layer 1 forward dispatch", or a tensor: where it was seen first */
+    char op[3 * MOE_NAME]; /* "layer 1 forward dispatch", or a tensor: where it was seen first */
     char *text;            /* one sentence: ranks, operation, numbers */
     char *cause;           /* class, operation and text without its example: one verdict each */
 };

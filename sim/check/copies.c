@@ -21,12 +21,12 @@ static enum fault fault_of(const struct moe_store_tensor *t)
 static int count_tokens(const struct moe_captured *c, const struct moe_store_tensor *t, int64_t *out)
 {
     *out = 0;
-    for (int layer = t->layer; layer < c->info.n_layers; layer += c->n_layers)
+    for (int64_t layer = t->layer; layer < c->info.n_layers; layer += c->n_layers)
         for (int rank = 0; rank < c->info.n_ranks; rank++) {
             int64_t n_tokens = 0;
             int top_k = 0;
             int32_t *ids;
-            MOE_TRY(moe_store_routing(c->store, t->step, layer, rank, &n_tokens, &top_k, &ids));
+            MOE_TRY(moe_store_routing(c->store, t->step, (int)layer, rank, &n_tokens, &top_k, &ids));
             for (int64_t i = 0; ids && i < n_tokens * top_k; i++) *out += ids[i] == t->expert;
             free(ids);
         }

@@ -133,9 +133,11 @@ static int accept(void *ctx, const struct moe_store_tensor *t)
 /* A row that cannot be is the file's fault, and says where. */
 static void test_broken_rows(void **state)
 {
-    static const char *const change[] = {"role = 'weight'",   "presence = ''",    "n = -1",
-                                         "n_nonfinite = 5",   "layer = -2",       "expert = -2",
-                                         "element_bytes = 2", "sum_squares = -1", "rank = 1 << 40"};
+    static const char *const change[] = {"role = 'weight'",       "presence = ''",    "n = -1",
+                                         "n_nonfinite = 5",       "layer = -2",       "expert = -2",
+                                         "element_bytes = 2",     "sum_squares = -1", "rank = 1 << 40",
+                                         "layer = 65536",         "expert = 1 << 32", "name = ''",
+                                         "name = 'a' || char(10)"};
     (void)state;
     for (size_t i = 0; i < sizeof change / sizeof *change; i++) {
         char text[128];
