@@ -5,17 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-/* Eight sums, so that an addition need not wait for the one before, and several fit one instruction. */
-static double dot(int64_t n, const moe_real *x, const moe_real *y)
-{
-    moe_real sum[8] = {0};
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        for (int64_t j = 0; j < 8; j++) sum[j] += x[i + j] * y[i + j];
-    for (; i < n; i++) sum[0] += x[i] * y[i];
-    return (double)sum[0] + sum[1] + sum[2] + sum[3] + ((double)sum[4] + sum[5] + sum[6] + sum[7]);
-}
-
 /* In the type of the data: the float functions take a third of the time. */
 static moe_real real_exp(moe_real x)
 {
@@ -25,12 +14,6 @@ static moe_real real_exp(moe_real x)
 static moe_real real_sqrt(moe_real x)
 {
     return sizeof x == sizeof(float) ? (moe_real)sqrtf((float)x) : (moe_real)sqrt((double)x);
-}
-
-/* y [n] += factor * x [n] */
-static void add_scaled(int64_t n, moe_real factor, const moe_real *x, moe_real *y)
-{
-    for (int64_t i = 0; i < n; i++) y[i] += factor * x[i];
 }
 
 /* p [n] = softmax(z [n]); p may be z. Returns log(sum(exp(z))). The maximum is taken out, so nothing
@@ -261,6 +244,18 @@ void MOE_REAL(moe_ref_topk)(int64_t T, int64_t E, int64_t K, const moe_real *log
     }
 }
 
+void MOE_REAL(moe_ref_force)(int64_t T, int64_t E, int64_t K, const int32_t *want, int32_t *expert,
+                             int32_t *slot, int64_t *counts)
+{
+    int64_t n = 0, row = 0;
+    for (int64_t e = 0; e < E; e++) {
+        counts[e] = checked(want[e], T + 1);
+        for (int64_t i = 0; i < want[e]; i++, n++) expert[checked(n, T * K) % T * K + n / T] = (int32_t)e;
+    }
+    checked(n - T * K, 1); /* all choices */
+    for (int64_t e = 0; e < E; e++) row = number(0, T * K, e, expert, row, slot);
+}
+
 void MOE_REAL(moe_ref_topk_bwd)(int64_t T, int64_t E, const moe_real *prob, const moe_real *dprob,
                                 moe_real *dlogits, bool add)
 {
@@ -401,30 +396,6 @@ void MOE_REAL(moe_ref_swiglu_bwd)(int64_t rows, int64_t F, const moe_real *h, co
             put(&dh[at], d * u * s * (1 + z * (1 - s)), add);
             put(&dh[at + F], d * z * s, add);
         }
-}
-
-void MOE_REAL(moe_ref_combine)(int64_t T, int64_t H, int64_t K, int64_t E, int64_t n, const moe_real *rows,
-                               const moe_real *prob, const int32_t *expert, const int32_t *slot, moe_real *y)
-{
-    clear(T * H, y);
-    for (int64_t i = 0; i < T * K; i++)
-        if (slot[i] != -1)
-            add_scaled(H, prob[i / K * E + checked(expert[i], E)], rows + checked(slot[i], n) * H,
-                       y + i / K * H);
-}
-
-void MOE_REAL(moe_ref_combine_bwd)(int64_t T, int64_t H, int64_t K, int64_t E, int64_t n,
-                                   const moe_real *rows, const moe_real *prob, const int32_t *expert,
-                                   const int32_t *slot, const moe_real *dy, moe_real *drows, moe_real *dprob)
-{
-    clear(n * H, drows);
-    clear(T * E, dprob);
-    for (int64_t i = 0; i < T * K; i++) {
-        if (slot[i] == -1) continue;
-        int64_t row = checked(slot[i], n) * H, choice = i / K * E + checked(expert[i], E);
-        dprob[choice] = (moe_real)dot(H, dy + i / K * H, rows + row);
-        add_scaled(H, prob[choice], dy + i / K * H, drows + row);
-    }
 }
 
 void MOE_REAL(moe_ref_xent)(int64_t T, int64_t V, const moe_real *logits, const int32_t *target,

@@ -94,6 +94,13 @@ MOE_REAL(moe_gemm_fn) MOE_REAL(moe_ref_gemm);
 void MOE_REAL(moe_ref_topk)(int64_t T, int64_t E, int64_t K, const moe_real *logits, moe_real *prob,
                             int32_t *expert, int32_t *slot, int64_t *counts);
 
+/* want [E], a number of tokens from 0 to T for each expert, T*K in all -> expert [T,K], slot [T,K], counts
+ * [E] of topk for choices that somebody else made: with the tokens in a circle, the experts in order take as
+ * many as they want, each from where the one before stopped. Aborts when they want anything else. Cost:
+ * reads E int32; writes 2*T*K int32, E int64; O(T*K*E) comparisons. */
+void MOE_REAL(moe_ref_force)(int64_t T, int64_t E, int64_t K, const int32_t *want, int32_t *expert,
+                             int32_t *slot, int64_t *counts);
+
 /* prob [T,E], dprob [T,E] -> dlogits [T,E]: the backward of the softmax, prob * (dprob - sum of prob *
  * dprob). Cost: reads 2*T*E (+ T*E with add); writes T*E. */
 void MOE_REAL(moe_ref_topk_bwd)(int64_t T, int64_t E, const moe_real *prob, const moe_real *dprob,
@@ -203,10 +210,32 @@ void MOE_REAL(moe_ref_combine)(int64_t T, int64_t H, int64_t K, int64_t E, int64
                                const moe_real *prob, const int32_t *expert, const int32_t *slot, moe_real *y);
 
 /* The inputs of combine and dy [T,H] -> drows [n,H], zero where no slot points; dprob [T,E], zero where not
- * chosen or dropped. Cost: reads T*H + T*K*H + T*K, 2*T*K int32; writes n*H + T*K*H + T*E. */
+ * chosen or dropped, else the dot product of dy[t] and the row: by the fixed tree of all dot products here,
+ * or by one that is chosen from the number of rows, as PyTorch's row sums do on a GPU. With P(x) the largest
+ * power of two up to x, a block of P(n) rows, 512 / min(P(H), 32) at most, has min(P(H), 512 / that) threads
+ * a row; each sums every so many-th product, by fours; then halves of the threads are added down to 32, and
+ * these pairwise. So for H >= 32 a row has the same bits inside any 16 rows or more. Valid for H < 8192:
+ * above, rows are split over warps too. Cost: reads T*H + T*K*H + T*K, 2*T*K int32; writes n*H + T*K*H +
+ * T*E. Source: PyTorch, aten/src/ATen/native/cuda/Reduce.cuh (set_block_dimension, thread_reduce,
+ * block_x_reduce); newer ones load a single row by vectors, which is not here. */
 void MOE_REAL(moe_ref_combine_bwd)(int64_t T, int64_t H, int64_t K, int64_t E, int64_t n,
                                    const moe_real *rows, const moe_real *prob, const int32_t *expert,
-                                   const int32_t *slot, const moe_real *dy, moe_real *drows, moe_real *dprob);
+                                   const int32_t *slot, const moe_real *dy, bool by_rows, moe_real *drows,
+                                   moe_real *dprob);
+
+/* prob [T,E], expert [T,K] -> taken [T,K] = prob[t, expert[t,k]], 0 for -1; and its backward: dtaken [T,K] ->
+ * dprob [T,E]. Cost: reads T*K, T*K int32; writes T*K. Backward: writes T*E (not with add) + T*K. */
+void MOE_REAL(moe_ref_take)(int64_t T, int64_t E, int64_t K, const moe_real *prob, const int32_t *expert,
+                            moe_real *taken);
+void MOE_REAL(moe_ref_take_bwd)(int64_t T, int64_t E, int64_t K, const int32_t *expert,
+                                const moe_real *dtaken, moe_real *dprob, bool add);
+
+/* rows [n,H], weight [n] -> y [n,H] = weight * row; and its backward: dy [n,H] -> drows [n,H] = weight * dy,
+ * dweight [n], the dot products of combine_bwd. Cost: reads n*H + n; writes n*H. Backward: reads 2*n*H + n;
+ * writes n*H + n. */
+void MOE_REAL(moe_ref_weigh)(int64_t n, int64_t H, const moe_real *rows, const moe_real *weight, moe_real *y);
+void MOE_REAL(moe_ref_weigh_bwd)(int64_t n, int64_t H, const moe_real *rows, const moe_real *weight,
+                                 const moe_real *dy, bool by_rows, moe_real *drows, moe_real *dweight);
 
 /* logits [T,V], target [T] in 0..V-1 -> dlogits [T,V], loss [1].
  * Result: loss is the sum (not the mean) over tokens of -log softmax(logits[t])[target[t]], nats; dlogits =

@@ -2,6 +2,7 @@
  *
  * Non-blocking calls and MPI_Test, because a blocking one could not give up on a dead peer. A collective that
  * did not end well leaves the library unable to finalise without waiting for ever: the world counts those. */
+#include "kernels/bf16.h"
 #include "runtime/communicator.h"
 
 #include <limits.h>
@@ -24,6 +25,7 @@ struct mpi_communicator {
     /* In place: what arrives lies in what is sent, which MPI forbids. It arrives here, and goes there. */
     char *scratch, *to;
     size_t bytes;
+    MPI_Op sum_bf16; /* world's: MPI has no such type */
 };
 
 static int check(int code, const char *call)
@@ -48,6 +50,7 @@ static int wrap(MPI_Comm comm, struct mpi_communicator *world, struct mpi_commun
     m->world = world ? world : m;
     m->comm = comm;
     m->request = MPI_REQUEST_NULL;
+    m->sum_bf16 = MPI_OP_NULL;
     *out = m;
     MOE_TRY(check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
     MOE_TRY(check(MPI_Comm_rank(comm, &m->base.rank), "MPI_Comm_rank"));
@@ -56,12 +59,23 @@ static int wrap(MPI_Comm comm, struct mpi_communicator *world, struct mpi_commun
     return MOE_OK;
 }
 
+/* to[i] += from[i], rounded. */
+static void sum_bf16(void *from, void *to, int *n, MPI_Datatype *type)
+{
+    const moe_bf16 *x = from;
+    moe_bf16 *y = to;
+    (void)type;
+    for (int i = 0; i < *n; i++)
+        y[i] = moe_bf16_from_float(moe_bf16_to_float(x[i]) + moe_bf16_to_float(y[i]));
+}
+
 static void mpi_close(struct moe_communicator *c)
 {
     if (!c) return;
     struct mpi_communicator *m = mpi_of(c);
     bool clean = !m->world->unfinished;
     if (clean && m->world != m) MPI_Comm_free(&m->comm);
+    if (clean && m->sum_bf16 != MPI_OP_NULL) MPI_Op_free(&m->sum_bf16);
     if (clean && m->owns_mpi) MPI_Finalize();
     free(m->sizes);
     free(m->scratch);
@@ -77,6 +91,7 @@ static int mpi_open(struct moe_communicator **out)
     struct mpi_communicator *m;
     int err = wrap(MPI_COMM_WORLD, NULL, &m);
     m->owns_mpi = !before;
+    if (err >= 0) err = check(MPI_Op_create(sum_bf16, 1, &m->sum_bf16), "MPI_Op_create");
     *out = &m->base;
     if (err < 0) mpi_close(&m->base);
     return err;
@@ -130,10 +145,14 @@ static void *sum_in(struct mpi_communicator *m, const struct moe_transfer *t, co
 
 static int mpi_start(struct moe_communicator *c, const struct moe_transfer *t)
 {
-    const MPI_Datatype types[MOE_TYPE_COUNT] = {
-        [MOE_F32] = MPI_FLOAT, [MOE_F64] = MPI_DOUBLE, [MOE_I32] = MPI_INT32_T, [MOE_I64] = MPI_INT64_T};
+    const MPI_Datatype types[MOE_TYPE_COUNT] = {[MOE_F32] = MPI_FLOAT,
+                                                [MOE_F64] = MPI_DOUBLE,
+                                                [MOE_BF16] = MPI_UINT16_T,
+                                                [MOE_I32] = MPI_INT32_T,
+                                                [MOE_I64] = MPI_INT64_T};
     struct mpi_communicator *m = mpi_of(c);
     const MPI_Datatype type = types[t->op->type];
+    const MPI_Op sum = t->op->type == MOE_BF16 ? m->world->sum_bf16 : MPI_SUM;
     const int n_send = moe_send_per_peer[t->op->collective] ? c->size : 1,
               n_recv = moe_recv_per_peer[t->op->collective] ? c->size : 1;
     bool in_place;
@@ -153,13 +172,11 @@ static int mpi_start(struct moe_communicator *c, const struct moe_transfer *t)
                                      type, m->comm, &m->request),
                      "MPI_Iallgatherv");
     case MOE_REDUCESCATTER:
-        return check(
-            MPI_Ireduce_scatter(t->in, sum_in(m, t, send_at), send, type, MPI_SUM, m->comm, &m->request),
-            "MPI_Ireduce_scatter");
+        return check(MPI_Ireduce_scatter(t->in, sum_in(m, t, send_at), send, type, sum, m->comm, &m->request),
+                     "MPI_Ireduce_scatter");
     default:
         return check(MPI_Iallreduce(t->in == t->out ? MPI_IN_PLACE : t->in, t->out, send[0], type,
-                                    t->op->reduction == MOE_REDUCE_MAX ? MPI_MAX : MPI_SUM, m->comm,
-                                    &m->request),
+                                    t->op->reduction == MOE_REDUCE_MAX ? MPI_MAX : sum, m->comm, &m->request),
                      "MPI_Iallreduce");
     }
 }

@@ -30,8 +30,8 @@ struct moe_communicator_table {
     int (*open)(struct moe_communicator **out); /* the world of this job */
     /* The world last. Does not wait for peers where a collective failed. */
     void (*close)(struct moe_communicator *c);
-    /* The group of `world` with these ranks [n] (ascending, this rank among them); collective over the ranks.
-     * id: the same number on all members, different for every communicator of the job. */
+    /* The group of `world` with these ranks [n] (in order of their places, this rank among them); collective
+     * over the ranks. id: the same number on all members, different for every communicator of the job. */
     int (*split)(struct moe_communicator *world, const int *ranks, int n, int id,
                  struct moe_communicator **out);
     /* Starts; one collective in flight per communicator. Buffers stay untouched until wait. */

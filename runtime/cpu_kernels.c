@@ -45,6 +45,7 @@ void MOE_REAL(moe_cpu_run)(const struct moe_launch *launch)
     const int64_t *d = launch->dims;
     const void *const *in = launch->in;
     void *const *out = launch->out;
+    const bool by_rows = op->mode == MOE_DOT_BY_ROWS;
     bool add = op->writes[0].accumulate, add1 = op->writes[1].accumulate;
     for (int i = 0; i < op->n_writes; i++)
         moe_assert(!op->writes[i].accumulate || (moe_kernel_adds(op->kernel) >> i & 1));
@@ -59,7 +60,6 @@ void MOE_REAL(moe_cpu_run)(const struct moe_launch *launch)
     RUN(ATTENTION_BWD, attention_bwd, d[0], d[1], d[2], d[3], in[0], in[1], out[0], add)
     RUN(ADD, add, d[0], in[0], in[1], out[0])
     RUN(ADD_BWD, add_bwd, d[0], in[0], out[0], out[1], add, add1)
-    RUN(TOPK, topk, d[0], d[1], d[2], in[0], out[0], out[1], out[2], out[3])
     RUN(TOPK_BWD, topk_bwd, d[0], d[1], in[0], in[1], out[0], add)
     RUN(LARGEST, largest, d[0], in[0], out[0])
     RUN(SET, set, d[0], out[0])
@@ -80,9 +80,13 @@ void MOE_REAL(moe_cpu_run)(const struct moe_launch *launch)
     RUN(GROUPED_WGRAD, grouped_wgrad, gemm, d[0], d[1], d[2], launch->rows, in[0], in[1], out[0], add)
     RUN(SWIGLU, swiglu, d[0], d[1], in[0], out[0])
     RUN(SWIGLU_BWD, swiglu_bwd, d[0], d[1], in[0], in[1], out[0], add)
+    RUN(TAKE, take, d[0], d[1], d[2], in[0], in[1], out[0])
+    RUN(TAKE_BWD, take_bwd, d[0], d[1], d[2], in[0], in[1], out[0], add)
+    RUN(WEIGH, weigh, d[0], d[1], in[0], in[1], out[0])
+    RUN(WEIGH_BWD, weigh_bwd, d[0], d[1], in[0], in[1], in[2], by_rows, out[0], out[1])
     RUN(COMBINE, combine, d[0], d[1], d[2], d[3], d[4], in[0], in[1], in[2], in[3], out[0])
-    RUN(COMBINE_BWD, combine_bwd, d[0], d[1], d[2], d[3], d[4], in[0], in[1], in[2], in[3], in[4], out[0],
-        out[1])
+    RUN(COMBINE_BWD, combine_bwd, d[0], d[1], d[2], d[3], d[4], in[0], in[1], in[2], in[3], in[4], by_rows,
+        out[0], out[1])
     RUN(XENT, xent, d[0], d[1], in[0], in[1], out[0], out[1])
     RUN(ZERO, zero, d[0], out[0])
     RUN(SCALE, scale, d[0], launch->divisor, in[0], out[0])
@@ -94,6 +98,10 @@ void MOE_REAL(moe_cpu_run)(const struct moe_launch *launch)
         out[2])
 #undef RUN
     /* clang-format on */
+    case MOE_K_TOPK:
+        MOE_REAL(moe_ref_topk)(d[0], d[1], d[2], in[0], out[0], out[1], out[2], out[3]);
+        if (launch->forced) MOE_REAL(moe_ref_force)(d[0], d[1], d[2], launch->forced, out[1], out[2], out[3]);
+        break;
     case MOE_K_GEMM: gemm(d[0], d[1], d[2], op->trans_a, op->trans_b, in[0], in[1], out[0], add); break;
     case MOE_K_COUNT: moe_assert(!"a kernel");
     }

@@ -11,6 +11,8 @@
  *   dims      values of the operation's dims; they and the rows of groups are what sizes are known by
  *   rows      [groups] for operations of class GROUPED (groups = dims[0]), else NULL
  *   divisor   SCALE, AUX_LOSS and its backward
+ *   forced    [E], on the host, TOPK: how many choices each expert gets, whatever prob says; NULL: the
+ *             largest
  *   step      of the optimizer, for ADAMW; the first is 1; it and layer for what LIMIT draws */
 struct moe_launch {
     const struct moe_op *op;
@@ -18,6 +20,7 @@ struct moe_launch {
     void *out[MOE_REFS];
     int64_t dims[MOE_DIMS];
     const int64_t *rows;
+    const int32_t *forced;
     double divisor;
     int64_t step;
     int layer;

@@ -8,6 +8,7 @@
 
 struct cpu {
     struct moe_device base;
+    struct moe_kernel_shape *shapes; /* for bf16 */
     int64_t *marks_ns;
     int n_marks;
 };
@@ -17,6 +18,7 @@ static int cpu_open(struct moe_device **out)
 {
     struct cpu *c = moe_alloc(1, sizeof *c);
     c->base.table = &moe_device_cpu;
+    c->shapes = moe_kernel_shapes();
     openblas_set_num_threads(1);
     *out = &c->base;
     return MOE_OK;
@@ -25,6 +27,7 @@ static int cpu_open(struct moe_device **out)
 static void cpu_close(struct moe_device *d)
 {
     if (!d) return;
+    free(((struct cpu *)d)->shapes);
     free(((struct cpu *)d)->marks_ns);
     free(d);
 }
@@ -52,9 +55,12 @@ static int cpu_copy(struct moe_device *d, void *to, const void *from, size_t byt
 
 static int cpu_run(struct moe_device *d, const struct moe_launch *launch, int stream)
 {
-    (void)d, (void)stream;
-    /* Kernels of integers alone are the same in both. */
-    (launch->op->type == MOE_F64 ? moe_cpu_run_f64 : moe_cpu_run_f32)(launch);
+    (void)stream;
+    switch (launch->op->type) {
+    case MOE_F64: moe_cpu_run_f64(launch); break;
+    case MOE_BF16: moe_cpu_run_bf16(((struct cpu *)d)->shapes, launch); break;
+    default: moe_cpu_run_f32(launch); /* kernels of integers alone are the same in both */
+    }
     return MOE_OK;
 }
 

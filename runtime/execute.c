@@ -5,6 +5,7 @@
  * `known` when the host holds the counts that the device holds. */
 #include "runtime/execute.h"
 
+#include "kernels/bf16.h"
 #include "runtime/agree.h"
 
 #include <math.h>
@@ -243,6 +244,10 @@ static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **o
     }
     for (int i = 0; i < op->n_dims; i++)
         MOE_TRY(evaluate(x, "a dimension", op->dims[i], x->now.layer, 0, &launch.dims[i]));
+    if (op->kernel == MOE_K_TOPK && x->options->forced && x->steps == x->options->forced_step)
+        launch.forced =
+            x->options->forced +
+            ((int64_t)moe_routed_layer(x->s, x->now.layer) * x->s->n_ranks + x->rank) * launch.dims[1];
     if (moe_kernel_cost[op->kernel] == MOE_COST_GROUPED) {
         int groups = moe_symbol_count(x->s, op->group, x->rank);
         if (launch.dims[0] != groups)
@@ -386,6 +391,23 @@ static int run_op(struct moe_execution *x)
 
 /* ---- a step ---- */
 
+static double get_real(enum moe_type type, const void *p, int64_t i)
+{
+    return type == MOE_F64    ? ((const double *)p)[i]
+           : type == MOE_BF16 ? (double)moe_bf16_to_float(((const moe_bf16 *)p)[i])
+                              : (double)((const float *)p)[i];
+}
+
+static void set_real(enum moe_type type, void *p, int64_t i, double value)
+{
+    if (type == MOE_F64)
+        ((double *)p)[i] = value;
+    else if (type == MOE_BF16)
+        ((moe_bf16 *)p)[i] = moe_bf16_from_float((float)value);
+    else
+        ((float *)p)[i] = (float)value;
+}
+
 static int fill_input(struct moe_execution *x, int buffer, int micro, const int32_t *ids)
 {
     struct slot *slot;
@@ -436,8 +458,7 @@ static int end_step(struct moe_execution *x, double *loss)
                 return moe_fail(MOE_EFAILED, "the step ended, and nothing wrote %s[%d]", buffer->name, i);
             if (b != first) continue;
             MOE_TRY(fetch(x, slot, buffer->type));
-            for (int64_t e = 0; e < slot->n; e++)
-                *loss += buffer->type == MOE_F64 ? ((double *)slot->host)[e] : ((float *)slot->host)[e];
+            for (int64_t e = 0; e < slot->n; e++) *loss += get_real(buffer->type, slot->host, e);
         }
     }
     x->steps++;
@@ -542,10 +563,7 @@ static int fill_param(struct moe_execution *x, const struct moe_param *p)
         for (int64_t i = 0; i < n; i++) {
             double e =
                 p->init_mean + p->init_std * normal(x->options->seed, stream, (uint64_t)(shard * n + i));
-            if (b->type == MOE_F64)
-                ((double *)content)[i] = e;
-            else
-                ((float *)content)[i] = (float)e;
+            set_real(b->type, content, i, e);
         }
     }
     return MOE_OK;

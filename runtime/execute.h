@@ -29,6 +29,10 @@ struct moe_execute_options {
     bool poison;         /* fill buffers that nobody wrote with NaN (integers: a large negative number) */
     void (*observe)(void *ctx, const struct moe_executed *e); /* may be NULL */
     void *ctx;
+    /* Choices of experts of one step, whose number counts from 0: counts [layers of each micro-batch, ranks,
+     * E] in place of what routers choose; probabilities stay those of the routers. NULL: none. Borrowed. */
+    const int32_t *forced;
+    int64_t forced_step;
 };
 
 struct moe_execution;

@@ -173,8 +173,6 @@ done:
 static int capture(struct capture *c, const struct options *o, bool *stopped)
 {
     MOE_TRY(moe_scenario_load(o->scenario, &c->scenario));
-    if (c->scenario->dtype == MOE_BF16)
-        return moe_fail(MOE_EMISSING, "%s: bfloat16 cannot be run on a CPU (float32, float64)", o->scenario);
     if (c->scenario->batches)
         return moe_fail(MOE_EMISSING, "%s: micro_batches that differ by rank cannot be captured",
                         o->scenario);
@@ -191,6 +189,8 @@ static int capture(struct capture *c, const struct options *o, bool *stopped)
                                               .agree_steps = o->no_agreement ? 0 : 1,
                                               .seed = (uint64_t)o->seed,
                                               .poison = o->poison,
+                                              .forced = c->scenario->counts,
+                                              .forced_step = c->scenario->counts_step,
                                               .observe = moe_recorder_observe};
     MOE_TRY(moe_execute_open(c->s, c->device, c->world, &c->execute, &c->x));
     if (o->load) MOE_TRY(moe_checkpoint_load(o->load, c->x));

@@ -47,11 +47,15 @@ static const struct {
     [MOE_K_GROUPED_WGRAD] = {"e n k: A[*k] dC[*n] > +dB[ekn]", NONE, 0},
     [MOE_K_SWIGLU] = {"r F: h[2rF] > a[rF]", MOE_K_SWIGLU_BWD, 0},
     [MOE_K_SWIGLU_BWD] = {"r F: h[2rF] da[rF] > +dh[2rF]", NONE, 0},
+    [MOE_K_TAKE] = {"T E K: prob[TE] expert:index[TK] > taken[TK]", MOE_K_TAKE_BWD, 0},
+    [MOE_K_TAKE_BWD] = {"T E K: expert:index[TK] dtaken[TK] > +dprob[TE]", NONE, 0},
+    [MOE_K_WEIGH] = {"n H: rows[nH] weight[n] > y[nH]", MOE_K_WEIGH_BWD, 0},
+    [MOE_K_WEIGH_BWD] = {"n H: rows[nH] weight[n] dy[nH] > drows[nH] dweight[n]", NONE, MOE_USES_MODE},
     [MOE_K_COMBINE] = {"T H K E n: rows[nH] prob[TE] expert:index[TK] slot:index[TK]"
                        " > y[TH]", MOE_K_COMBINE_BWD, 0},
     [MOE_K_COMBINE_BWD] = {"T H K E n: rows[nH] prob[TE] expert:index[TK] slot:index[TK] dy[TH]"
                            " > drows[nH] dprob[TE]",
-                           NONE, 0},
+                           NONE, MOE_USES_MODE},
     [MOE_K_XENT] = {"T V: logits[TV] target:input[T] > dlogits[TV] loss:output[1]", NONE, 0},
     [MOE_K_ZERO] = {"n: > y:any[n]", NONE, 0},
     [MOE_K_SCALE] = {"n: g[n] > ~y[n]", NONE, DIVISOR},

@@ -22,6 +22,8 @@ struct draft {
 const char *const moe_rank_order_text[] = {"consecutive", "strided", NULL};
 
 #define FIELD(member) offsetof(struct draft, member)
+const char *const moe_apply_probs_text[] = {"dispatcher", "home", "expert", NULL};
+static const char *const row_dots[] = {"fixed", "by_rows", NULL};
 static const char *const dtypes[] = {"float32", "float64", "bfloat16", NULL};
 static const char *const optimizers[] = {"adamw", "sgd", NULL};
 static const char *const pipelines[] = {"1f1b", "gpipe", NULL};
@@ -40,6 +42,8 @@ static const struct moe_key top_keys[] = {
     {"dispatcher", MOE_KEY_TEXT, FIELD(sc.dispatcher)},
     {"max_dispatch_tokens", MOE_KEY_INT, FIELD(sc.max_dispatch_tokens), .min = 0, .max = 1 << 24},
     {"topology", MOE_KEY_TEXT, FIELD(sc.topology)},
+    {"apply_probs", MOE_KEY_CHOICE, FIELD(sc.apply_probs), .choices = moe_apply_probs_text},
+    {"row_dot", MOE_KEY_CHOICE, FIELD(sc.row_dot), .choices = row_dots},
     {"dtype", MOE_KEY_CHOICE, FIELD(sc.dtype), .choices = dtypes},
     {"optimizer", MOE_KEY_CHOICE, FIELD(sc.optimizer), .choices = optimizers},
     {"learning_rate", MOE_KEY_REAL, FIELD(sc.learning_rate), .min = 0, .max = 1e6},
@@ -90,6 +94,7 @@ static const struct moe_key routing_keys[] = {
 };
 static const struct moe_key counts_keys[] = {
     {"counts", MOE_KEY_NODE, FIELD(node.counts), .required = true},
+    {"step", MOE_KEY_INT, FIELD(sc.counts_step), .min = 0, .max = 1e9},
 };
 #define COUNT(keys) ((int)(sizeof(keys) / sizeof *(keys)))
 
@@ -336,6 +341,7 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     sc->learning_rate = 0.003;
     sc->clip_norm = 1;
     sc->aux_loss.coefficient = 0.01;
+    sc->counts_step = -1;
     MOE_TRY(moe_yaml_read(root, top_keys, COUNT(top_keys), d));
     int known = moe_dispatcher_check(sc->dispatcher);
     if (known < 0) return at(value_of(root, "dispatcher"), known);

@@ -9,7 +9,9 @@
  *   max_dispatch_tokens: 128        # of a rank, that the buffers of deepep_low_latency and nvlink_one_sided
  *                                   # hold (others have none); 0: as many as there are
  *   capacity:         {rule: megatron, factor: 1.25, drop: probs, pad: false}   # default: rule dropless
- *   dtype:            float32         # or float64, bfloat16 (not for capture)
+ *   apply_probs:      dispatcher      # rows are weighed where its framework does; or home, expert
+ *   row_dot:          fixed           # tree of a probability's gradient; or by_rows, chosen by their number
+ *   dtype:            float32         # or float64, bfloat16 (emulated by capture)
  *   optimizer:        adamw           # or sgd
  *   learning_rate:    0.003
  *   clip_norm:        1.0             # 0: gradients are not clipped
@@ -19,7 +21,7 @@
  *   distributed_optimizer: {bucket_size: 0, separate_tied: true, pad: true}   # absent: each rank updates all
  *   overlap_grad_reduce: false        # sum a layer's gradients as soon as its backward pass is over
  *   routing:          {skew: 0.5, seed: 1}   # for check and simulate; a trace brings its own
- *                                   # or {counts: [[[8, 0, 4, 4], ...], ...]}: by layer, rank, expert
+ *                                   # or {counts: [[[8, 0, 4], ...], ...], step: 3}: by layer, rank, expert
  *   topology:         dgx_h100        # for simulate; may be named on the command line
  *   limits:           {row_multiple: 16}          # of libraries and kernels (limits.h)
  *   padding:          {tokens: 16, masked: true}  # of tokens_per_rank (limits.h)
@@ -33,7 +35,9 @@
  * experts are neighbours (consecutive), or as far from each other as can be (strided), so that the copies of
  * an expert are neighbours. layout.pipeline_parallel: stages, each of as many layers and of consecutive
  * ranks; the first holds the embedding, the last its copy for the output head. routing.counts are by layer of
- * every micro-batch, one after the other.
+ * every micro-batch, one after the other; in that step, counted from 0, capture gives experts these counts in
+ * place of its routers' choices (without step it leaves them alone), weighed by the routers' probabilities.
+ * apply_probs: on the rank of the token, or of the expert, with the dispatchers that can do both.
  *
  * distributed_optimizer shares gradients, optimizer state and updates out (buckets.h); its keys say how
  * buckets are laid out for the reduce_scatter steps of gradient_sync. bucket_size: elements from which a
@@ -113,6 +117,8 @@ struct moe_distributed { /* optimizer */
 
 enum moe_optimizer { MOE_ADAMW, MOE_SGD };
 enum moe_loss { MOE_PER_TOKEN, MOE_MEAN_OF_RANKS };
+enum moe_apply_probs { MOE_PROBS_BY_DISPATCHER, MOE_PROBS_AT_HOME, MOE_PROBS_AT_EXPERT };
+extern const char *const moe_apply_probs_text[]; /* ends with NULL */
 enum moe_rank_order { MOE_CONSECUTIVE, MOE_STRIDED, MOE_RANK_ORDER_COUNT };
 enum moe_empty_rank { MOE_EMPTY_RUNS, MOE_EMPTY_DETACHES, MOE_EMPTY_BYPASSES, MOE_EMPTY_SKIPS_WEIGHTS };
 enum moe_pipeline { MOE_1F1B, MOE_GPIPE };
@@ -131,12 +137,15 @@ struct moe_scenario {
     int64_t *tokens;                             /* [ranks] */
     int64_t *batches; /* [ranks] micro-batches, micro_batches of them the most; NULL: as many on all */
     int64_t max_dispatch_tokens;
-    int32_t *counts; /* [layers, ranks, experts] of the routing, or NULL: it is drawn */
+    int32_t *counts;     /* [layers, ranks, experts] of the routing, or NULL: it is drawn */
+    int64_t counts_step; /* capture forces them in this step; -1: in none */
     char dispatcher[MOE_NAME], topology[MOE_NAME];
     struct moe_capacity capacity;
-    int dtype;     /* enum moe_type: MOE_F32, MOE_F64 or MOE_BF16 */
-    int optimizer; /* enum moe_optimizer */
-    int loss;      /* enum moe_loss */
+    int dtype;       /* enum moe_type: MOE_F32, MOE_F64 or MOE_BF16 */
+    int optimizer;   /* enum moe_optimizer */
+    int loss;        /* enum moe_loss */
+    int apply_probs; /* enum moe_apply_probs */
+    int row_dot;     /* MOE_DOT_... of schedule.h */
     struct moe_sync_order sync;
     struct moe_distributed distributed;
     int overlap_grad_reduce;

@@ -52,6 +52,10 @@
    X(GROUPED_WGRAD,"grouped_wgrad",GROUPED) \
    X(SWIGLU,       "swiglu",       MEMORY) \
    X(SWIGLU_BWD,   "swiglu_bwd",   MEMORY) \
+   X(TAKE,         "take",         MEMORY) \
+   X(TAKE_BWD,     "take_bwd",     MEMORY) \
+   X(WEIGH,        "weigh",        MEMORY) \
+   X(WEIGH_BWD,    "weigh_bwd",    MEMORY) \
    X(COMBINE,      "combine",      MEMORY) \
    X(COMBINE_BWD,  "combine_bwd",  MEMORY) \
    X(XENT,         "xent",         MEMORY) \
@@ -282,6 +286,9 @@ enum {
     MOE_LIMIT_ORDER = 3, /* these bits */
     MOE_LIMIT_PAD = 4
 };
+/* Mode of COMBINE, WEIGH and their backward: the tree of the dot product of a row, one gradient of a probability;
+ * the same for every number of rows, or chosen by it (moe_ref_combine_bwd). */
+enum { MOE_DOT_FIXED, MOE_DOT_BY_ROWS };
 enum { MOE_STREAM_COMPUTE, MOE_STREAM_COMM, MOE_STREAM_COUNT };
 
 struct moe_op {
@@ -306,7 +313,7 @@ struct moe_op {
     int group;     /* GROUPED: symbol with the rows of each group, else -1 */
     int bytes;     /* KERNEL of class MEMORY: expression, bytes read and written */
     int flops;     /* KERNEL of class MEMORY: expression, arithmetic beside the bytes; 0: it does not count */
-    int mode;      /* LIMIT: order and padding */
+    int mode;      /* LIMIT: order and padding; COMBINE, WEIGH: the dots of its backward */
     uint64_t seed; /* LIMIT at random */
     int low, high; /* KERNEL: expressions; where low is above high the framework stops, or worse */
     const char

@@ -81,9 +81,6 @@ static int check_scenario(const struct moe_args *args, int *ranks, int64_t *sequ
     int err = MOE_OK;
     MOE_TRY_GOTO(moe_input_load(args, &in));
     if (in.step >= 0) MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "%s: a trace, expected a scenario", args->input));
-    if (in.scenario->dtype == MOE_BF16)
-        MOE_TRY_GOTO(
-            moe_fail(MOE_EMISSING, "%s: bfloat16 cannot be run on a CPU (float32, float64)", args->input));
     *ranks = (int)in.scenario->ranks;
     *sequence = in.scenario->sequence;
     if (args->ranks && args->ranks != *ranks)

@@ -2,9 +2,10 @@
  *
  * Rows leave sorted by expert, hence by rank of the expert-parallel group; the ranks first exchange counts,
  * the host reads them, then an all-to-all-v moves the rows; each rank sorts what it got by local expert. Back
- * the same way. A padded capacity fixes all sizes: no exchange, no host sync; kernels that read the counts on
- * the device need no host sync either. Bytes of one rank and direction: rows to other ranks x H x element
- * size.
+ * the same way, where rows are weighed; or (apply_probs: expert) their probabilities travel with them and
+ * weigh them there. A padded capacity fixes all sizes: no exchange, no host sync; kernels that read the
+ * counts on the device need no host sync either. Bytes of one rank and direction: rows to other ranks x H x
+ * element size.
  *
  * `gshard` is the same with rows that are always padded, [E, C, H], as GShard, DeepSpeed and Tutel send them:
  * each rank takes for granted that the others have its C. The capacity rule says what C is; `dropless` makes
@@ -51,6 +52,76 @@ static struct arrivals padded_arrivals(struct moe_builder *b, const struct moe_l
     return (struct arrivals){m->padded_arrive, of_peer, of_peer, moe_sum(b, of_expert), of_expert};
 }
 
+/* Each row's probability goes with it: returns them [n], sorted as the rows are. */
+static struct moe_ref send_probs(struct moe_builder *b, const struct moe_layer *m, const struct arrivals *in)
+{
+    int one = moe_const(b, 1), TK = moe_mul(b, m->T, m->K);
+    struct moe_ref taken = moe_rows(b, m, "row_prob", TK, one),
+                   sent = moe_rows(b, m, "sent_probs", m->n_rows, one);
+    struct moe_ref arrived = moe_rows(b, m, "arrived_probs", in->n, one),
+                   sorted = moe_rows(b, m, "probs", in->n, one);
+    moe_emit(b, (struct moe_op){.name = "take_probs",
+                                .kernel = MOE_K_TAKE,
+                                .type = m->type,
+                                .needs_grad = 1,
+                                MOE_READS(m->prob, m->expert),
+                                MOE_WRITES(taken),
+                                MOE_SIZES(m->T, m->E, m->K)});
+    moe_emit(b, (struct moe_op){.name = "permute_probs",
+                                .kernel = MOE_K_PERMUTE,
+                                .type = m->type,
+                                .needs_grad = 1,
+                                MOE_READS(taken, m->slot),
+                                MOE_WRITES(sent),
+                                MOE_SIZES(TK, one, one, m->n_rows)});
+    moe_lower_move(b, m, "dispatch_probs", sent, in->to_peer, arrived, in->from_peer);
+    moe_emit(b, (struct moe_op){
+                    .name = "sort_probs",
+                    .kernel = MOE_K_SORT_ROWS,
+                    .type = m->type,
+                    .needs_grad = 1,
+                    MOE_READS(arrived, in->counts),
+                    MOE_WRITES(sorted),
+                    MOE_SIZES(moe_const(b, m->ep_size), moe_const(b, m->n_experts / m->ep_size), one)});
+    return sorted;
+}
+
+static struct moe_ref weigh(struct moe_builder *b, const struct moe_layer *m, struct moe_ref rows,
+                            struct moe_ref probs, int n)
+{
+    struct moe_ref weighed = moe_rows(b, m, "weighed", n, m->H);
+    moe_emit(b, (struct moe_op){.name = "weigh",
+                                .kernel = MOE_K_WEIGH,
+                                .type = m->type,
+                                .mode = m->row_dot,
+                                .needs_grad = 3,
+                                MOE_READS(rows, probs),
+                                MOE_WRITES(weighed),
+                                MOE_SIZES(n, m->H)});
+    return weighed;
+}
+
+/* At home: the sum of a token's rows, weighed here unless they were on the expert's rank. */
+static void add_up(struct moe_builder *b, const struct moe_layer *m, struct moe_ref back)
+{
+    struct moe_op sum = {.name = "unpermute",
+                         .kernel = MOE_K_PERMUTE_BWD,
+                         .type = m->type,
+                         .needs_grad = 1,
+                         MOE_READS(back, m->slot),
+                         MOE_WRITES(m->y),
+                         MOE_SIZES(m->T, m->H, m->K, m->n_rows)};
+    struct moe_op combine = {.name = "unpermute",
+                             .kernel = MOE_K_COMBINE,
+                             .type = m->type,
+                             .mode = m->row_dot,
+                             .needs_grad = 3,
+                             MOE_READS(back, m->prob, m->expert, m->slot),
+                             MOE_WRITES(m->y),
+                             MOE_SIZES(m->T, m->H, m->K, m->E, m->n_rows)};
+    moe_emit(b, m->probs_at_expert ? sum : combine);
+}
+
 void moe_lower_alltoall(struct moe_builder *b, const struct moe_layer *m, const struct moe_carriers *by)
 {
     int P = moe_const(b, m->ep_size), e = moe_const(b, m->n_experts / m->ep_size);
@@ -75,6 +146,7 @@ void moe_lower_alltoall(struct moe_builder *b, const struct moe_layer *m, const 
     if (!m->padded_rows && !by->on_device) moe_emit(b, read_counts);
     if (m->n_rows_from_counts) moe_emit(b, permute);
     moe_lower_move_by(by->rows, b, m, "dispatch", sent, send, arrived, recv);
+    struct moe_ref probs = m->probs_at_expert ? send_probs(b, m, &in) : m->prob;
     moe_emit(b, (struct moe_op){.name = "sort",
                                 .kernel = MOE_K_SORT_ROWS,
                                 .type = m->type,
@@ -83,6 +155,7 @@ void moe_lower_alltoall(struct moe_builder *b, const struct moe_layer *m, const 
                                 MOE_WRITES(rows),
                                 MOE_SIZES(P, e, m->H)});
     struct moe_ref done = moe_lower_experts(b, m, rows, in.n, in.of_expert);
+    if (m->probs_at_expert) done = weigh(b, m, done, probs, in.n);
     moe_emit(b, (struct moe_op){.name = "unsort",
                                 .kernel = MOE_K_UNSORT_ROWS,
                                 .type = m->type,
@@ -91,13 +164,7 @@ void moe_lower_alltoall(struct moe_builder *b, const struct moe_layer *m, const 
                                 MOE_WRITES(leaving),
                                 MOE_SIZES(P, e, m->H)});
     moe_lower_move_by(by->back, b, m, "combine", leaving, recv, back, send);
-    moe_emit(b, (struct moe_op){.name = "unpermute",
-                                .kernel = MOE_K_COMBINE,
-                                .type = m->type,
-                                .needs_grad = 3,
-                                MOE_READS(back, m->prob, m->expert, m->slot),
-                                MOE_WRITES(m->y),
-                                MOE_SIZES(m->T, m->H, m->K, m->E, m->n_rows)});
+    add_up(b, m, back);
 }
 
 void moe_alltoall(struct moe_builder *b, const struct moe_layer *m)

@@ -21,6 +21,7 @@ static struct moe_op backward_of(struct moe_builder *b, int forward, const struc
     op.divisor = f->divisor;
     op.times = f->times;
     op.factor = f->factor;
+    op.mode = f->mode;
     op.of_block = forward;
     op.of_id = f->id;
     op.serves = serves;
@@ -104,6 +105,8 @@ static const struct rule {
     {MOE_K_SORT_ROWS, MOE_K_UNSORT_ROWS, {DW0, R1, END}, {0, END}},
     {MOE_K_UNSORT_ROWS, MOE_K_SORT_ROWS, {DW0, R1, END}, {0, END}},
     {MOE_K_SWIGLU, MOE_K_SWIGLU_BWD, {R0, DW0, END}, {0, END}},
+    {MOE_K_TAKE, MOE_K_TAKE_BWD, {R1, DW0, END}, {0, END}},
+    {MOE_K_WEIGH, MOE_K_WEIGH_BWD, {R0, R1, DW0, END}, {0, 1, END}},
     {MOE_K_COMBINE, MOE_K_COMBINE_BWD, {R0, R1, R2, R3, DW0, END}, {0, 1, END}},
 };
 

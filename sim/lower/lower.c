@@ -8,11 +8,11 @@
 
 static const struct moe_dispatcher dispatchers[] = {
     {"alltoall", moe_alltoall, .pads = true},
-    {"allgather", moe_allgather, .moves_probs = true},
-    {"deepep", moe_deepep, .dropless = true, .once = true},
-    {"deepep_low_latency", moe_deepep_low_latency, .dropless = true},
-    {"nvlink_one_sided", moe_nvlink_one_sided, .dropless = true, .once = true},
-    {"gshard", moe_alltoall, .pads = true, .always_pads = true},
+    {"allgather", moe_allgather, .moves_probs = true, .only = MOE_PROBS_AT_EXPERT},
+    {"deepep", moe_deepep, .dropless = true, .once = true, .only = MOE_PROBS_AT_EXPERT},
+    {"deepep_low_latency", moe_deepep_low_latency, .dropless = true, .only = MOE_PROBS_AT_HOME},
+    {"nvlink_one_sided", moe_nvlink_one_sided, .dropless = true, .once = true, .only = MOE_PROBS_AT_EXPERT},
+    {"gshard", moe_alltoall, .pads = true, .always_pads = true, .only = MOE_PROBS_AT_HOME},
 };
 #define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
 
@@ -212,6 +212,7 @@ struct moe_ref moe_lower_received(struct moe_builder *b, const struct moe_layer 
     moe_emit(b, (struct moe_op){.name = "unpermute",
                                 .kernel = MOE_K_COMBINE,
                                 .type = m->type,
+                                .mode = m->row_dot,
                                 .needs_grad = 3,
                                 MOE_READS(done, in->prob, expert, slot),
                                 MOE_WRITES(partial),
@@ -479,6 +480,8 @@ static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dis
     y->limits = &sc->limits;
     y->probs_detached = sc->probs_detached;
     b.s->creation = (enum moe_creation)sc->creation;
+    y->probs_at_expert = sc->apply_probs == MOE_PROBS_AT_EXPERT;
+    y->row_dot = sc->row_dot;
     moe_lower_comms(&b, sc, &groups);
     y->ep_comm = sc->expert_group_unset ? 0 : groups.ep;
     make_sizes(&b, &m, &groups);
@@ -539,6 +542,10 @@ int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *d
     if (dispatcher->dropless && rule->limit != moe_limit_dropless)
         return moe_fail(MOE_EINPUT, "%s: dispatcher %s does not go with capacity rule %s, expected dropless",
                         sc->name, dispatcher->name, rule->name);
+    if (dispatcher->only && sc->apply_probs && sc->apply_probs != (int)dispatcher->only)
+        return moe_fail(MOE_EINPUT, "%s: dispatcher %s does not go with apply_probs %s, expected %s",
+                        sc->name, dispatcher->name, moe_apply_probs_text[sc->apply_probs],
+                        moe_apply_probs_text[dispatcher->only]);
     if (sc->expert_group_unset && (!dispatcher->always_pads || sc->experts % sc->ranks))
         return moe_fail(
             MOE_EINPUT,

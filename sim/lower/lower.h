@@ -31,7 +31,9 @@ struct moe_layer {
     int most_tokens;              /* of a rank, that buffers of a fixed size hold; 0: as many as there are */
     int T, H, F, K, E;
     int n_layers, n_experts, ep_size, ep_comm;
-    int stage_comm; /* ranks that have different tokens: those of a stage */
+    int stage_comm;       /* ranks that have different tokens: those of a stage */
+    bool probs_at_expert; /* rows are weighed on the expert's rank */
+    int row_dot;          /* mode of what weighs rows */
     const struct moe_limits *limits;
     bool probs_detached; /* what moves prob to other ranks is not differentiable */
     enum moe_type type;
@@ -47,6 +49,7 @@ struct moe_dispatcher {
     bool always_pads; /* the capacity rule must pad; dropless pads to the largest count of the group */
     bool once;        /* sends a token once to a rank: counts by expert do not tell how many go there */
     bool moves_probs; /* to the ranks of the experts */
+    enum moe_apply_probs only; /* it can weigh rows here only; 0: on either rank, and by itself at home */
 };
 void moe_alltoall(struct moe_builder *b, const struct moe_layer *m);           /* alltoall.c */
 void moe_allgather(struct moe_builder *b, const struct moe_layer *m);          /* allgather.c */

@@ -182,9 +182,15 @@ for sink in /dev/full closed pipe; do
         fail "$sink: exit code $code, $(head -c 300 err)"
 done
 
-# A type that this machine cannot run, or for which the topology has no rate.
+# A type for which the topology has no rate.
 sed '$a dtype: bfloat16' "$small" > half.yaml
 sed '/matmul_bfloat16/d' "$source_dir/topologies/dgx_h100.yaml" > no_half.yaml
-expect 4 'half.yaml: bfloat16 cannot be run on a CPU' capture half.yaml --data "$small" -o half.db
 expect 3 'topology dgx_h100: gpu has no matmul_bfloat16' simulate half.yaml --topology ./no_half.yaml
+# Where rows cannot be weighed.
+for pair in allgather:home:expert deepep:home:expert gshard:expert:home; do
+    at=${pair#*:}
+    sed "s/^dispatcher:.*/dispatcher: ${pair%%:*}\napply_probs: ${at%:*}/" "$small" > probs.yaml
+    said="dispatcher ${pair%%:*} does not go with apply_probs ${at%:*}, expected ${at#*:}"
+    expect 3 "$said" check probs.yaml
+done
 finish

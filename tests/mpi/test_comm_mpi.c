@@ -1,5 +1,6 @@
 /* test_comm_mpi - the MPI communicator on 4 ranks: mpirun -n 4 test_comm_mpi. Exit code 0: all ranks agree
  * that nothing failed. The last check breaks a communicator, so the job ends with its abort(). */
+#include "kernels/bf16.h"
 #include "runtime/agree.h"
 
 #include <stdio.h>
@@ -69,9 +70,24 @@ static void check_max(void)
     expect(in[0] == 2 && in[1] == 3);
 }
 
+/* 256 + 3 is halfway between 258 and 260, whose last bit is even; zeros make it the same in every order. */
+static void check_bf16(void)
+{
+    static const float part[RANKS] = {256, 0, 0, 3};
+    static const int64_t four = RANKS, ones[RANKS] = {1, 1, 1, 1};
+    for (int i = 0; i < 2; i++) {
+        const struct moe_op op = {.collective = i ? MOE_REDUCESCATTER : MOE_ALLREDUCE, .type = MOE_BF16};
+        moe_bf16 in[RANKS], out[RANKS] = {0};
+        for (int k = 0; k < RANKS; k++) in[k] = moe_bf16_from_float(part[world->rank]);
+        expect(run(world, &op, in, out, i ? ones : &four, i ? ones : &four) == MOE_OK);
+        for (int k = 0; k < (i ? 1 : RANKS); k++) expect(moe_bf16_to_float(out[k]) == 260);
+    }
+}
+
 static void check_allreduce(void)
 {
     check_max();
+    check_bf16();
     CHECK_SUM(int32_t, MOE_I32);
     CHECK_SUM(int64_t, MOE_I64);
     CHECK_SUM(float, MOE_F32);

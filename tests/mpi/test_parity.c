@@ -55,6 +55,10 @@ static const struct variant {
           "{do: divide, of: experts, by: world_tokens}, {do: norm, of: w1, over: ep_pp}, "
           "{do: norm, of: w2, over: ep_pp}, {do: clip}, {do: update}]\n",
      false},
+    {"apply_probs: expert\n", false},
+    {"apply_probs: expert\ncapacity: {rule: megatron, factor: 1.0%s}", true},
+    {"apply_probs: expert\ncapacity: {rule: megatron, factor: 1.25, pad: true%s}", true},
+    {"row_dot: by_rows\n", false},
     {"loss: mean_of_ranks\noverlap_grad_reduce: true\n", true},
     {"aux_loss: {coefficient: 0.01, times: [tokens, dp]}\n", true},
     {"loss: mean_of_ranks\ngradient_sync: [{do: average, of: shared, over: dp}, "
@@ -240,6 +244,7 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
     sc1->capacity.pad = false; /* padding moves zeros, and no gradient */
     sc1->distributed.on = false;
     moe_sync_free(&sc1->sync); /* whatever the order: the reference has that of every scenario */
+    sc1->apply_probs = MOE_PROBS_AT_HOME;
     struct moe_schedule *s1 = fixture_schedule(sc1);
     int64_t before = parity_stage_tokens(s, world->rank, world->rank);
     struct parity_run many, one;
@@ -274,7 +279,8 @@ static void compare_layout(struct moe_communicator *world, const struct layout *
     bool equal = layout->tokens[0] != '[';
     for (int v = 0; v < N_VARIANTS; v++)
         for (int d = 0; d < 6; d++) {
-            bool limits = strstr(variants[v].capacity, "rule"), syncs = *variants[v].capacity && !limits;
+            bool limits = strstr(variants[v].capacity, "rule"), moves = strstr(variants[v].capacity, "apply"),
+                 syncs = *variants[v].capacity && (!limits || moves);
             if ((d >= 3 && limits) || (d > 0 && syncs)) continue; /* from deepep on they drop nothing */
             if (variants[v].equal_tokens && !equal) continue;
             compare(world, layout, &variants[v], dispatchers[d], "float64", 1e-12);

@@ -1,12 +1,12 @@
-/* test_device_cpu - the host as a device, and properties that every kernel keeps when run through it.
+/* test_device_cpu - properties that every kernel keeps when run through the host as a device.
  *
  * The properties run over a miniature model: tables of tensors and of calls, which hold every kernel and
  * which one is whose backward, in worlds of several shapes. Experts take one row of three tokens, and drop
  * others. */
+#include "kernels/combine.h"
 #include "kernels/ref.h"
 #include "runtime/device.h"
 
-#include <cblas.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -63,6 +63,7 @@ enum { GROUP = 3 }; /* tokens that share a capacity of 1; rows, when each expert
     X(UP,     s->E * s->H * 2 * s->F) \
     X(HIDDEN, s->T * s->K * 2 * s->F) \
     X(ACT,    s->T * s->K * s->F) \
+    X(TAKEN,  s->T * s->K) \
     X(Y,      s->T * s->H) \
     X(SUM,    s->T * s->H) \
     X(SCORES, s->T * s->V) \
@@ -181,9 +182,17 @@ static const struct call calls[] = {
     {MOE_K_GROUPED_WGRAD, {D_E, D_2F, D_H}, {SORTED, DHIDDEN}, {DUP}, .back = 2, .add = 1},
     {MOE_K_SWIGLU, {D_N, D_F}, {HIDDEN}, {ACT}},
     {MOE_K_SWIGLU_BWD, {D_N, D_F}, {HIDDEN, DACT}, {DHIDDEN}, .back = 1, .add = 1},
+    {MOE_K_TAKE, {D_T, D_E, D_K}, {PROB, KEPT_EXPERT}, {TAKEN}},
+    {MOE_K_TAKE_BWD, {D_T, D_E, D_K}, {KEPT_EXPERT, DTAKEN}, {DPROB}, .back = 1, .add = 1},
+    {MOE_K_WEIGH, {D_N, D_H}, {ROWS, TAKEN}, {SORTED}},
+    {MOE_K_WEIGH_BWD, {D_N, D_H}, {ROWS, TAKEN, DSORTED}, {DROWS, DTAKEN}, .back = 1},
+    {MOE_K_WEIGH_BWD, {D_N, D_H}, {ROWS, TAKEN, DSORTED}, {DROWS, DTAKEN}, .back = 2,
+     .mode = MOE_DOT_BY_ROWS},
     {MOE_K_COMBINE, {D_T, D_H, D_K, D_E, D_PADDED}, {SENT, PROB, KEPT_EXPERT, KEPT_SLOT}, {Y}},
     {MOE_K_COMBINE_BWD, {D_T, D_H, D_K, D_E, D_PADDED}, {SENT, PROB, KEPT_EXPERT, KEPT_SLOT, DY},
      {DSENT, DPROB}, .back = 1},
+    {MOE_K_COMBINE_BWD, {D_T, D_H, D_K, D_E, D_PADDED}, {SENT, PROB, KEPT_EXPERT, KEPT_SLOT, DY},
+     {DSENT, DPROB}, .back = 2, .mode = MOE_DOT_BY_ROWS},
     {MOE_K_XENT, {D_T, D_V}, {SCORES, TARGET}, {DSCORES, LOSS}},
     {MOE_K_ZERO, {D_GATES}, {NONE}, {DGATE}}, {MOE_K_COPY, {D_GATES}, {DGATE}, {GATE}},
     {MOE_K_SCALE, {D_GATES}, {DGATE}, {DGATE}},
@@ -392,6 +401,79 @@ static void test_float_against_double(void **state)
     for_all(check_float);
 }
 
+/* The world with every real as bf16, and as float with the same value. */
+static void round_world(const struct shape *s, void *const data[], void *half[], void *wide[])
+{
+    for (enum tensor i = 0; i < TENSOR_COUNT; i++) {
+        half[i] = moe_alloc(1, tensor_bytes(i, s, MOE_BF16));
+        wide[i] = moe_alloc(1, tensor_bytes(i, s, MOE_F32));
+        if (fixed_type[i]) {
+            memcpy(half[i], data[i], tensor_bytes(i, s, MOE_BF16));
+            memcpy(wide[i], data[i], tensor_bytes(i, s, MOE_F32));
+        }
+        for (int64_t j = 0; !fixed_type[i] && j < elements(i, s); j++) {
+            moe_bf16 x = ((moe_bf16 *)half[i])[j] = moe_bf16_from_float(((float *)data[i])[j]);
+            ((float *)wide[i])[j] = moe_bf16_to_float(x);
+        }
+    }
+}
+
+/* What combine.h says of adding rows to a bf16 output, in order of the choices; as floats. */
+static void combine_rounded(const struct shape *s, void *const half[], void *const wide[], float *y)
+{
+    int64_t n = s->T * s->K;
+    float *weight = moe_alloc((size_t)n, sizeof *weight);
+    int32_t *arrival = moe_alloc((size_t)n, sizeof *arrival);
+    moe_bf16 *sum = moe_alloc((size_t)(s->T * s->H), sizeof *sum);
+    moe_ref_take_f32(s->T, s->E, s->K, wide[PROB], wide[KEPT_EXPERT], weight);
+    for (int32_t i = 0; i < n; i++) arrival[i] = i;
+    const struct moe_combine c = {s->T, s->H, s->K, PADDED(s), wide[KEPT_SLOT], arrival, weight, 1};
+    moe_combine_scatter_bf16(&c, half[SENT], sum, false);
+    for (int64_t i = 0; i < s->T * s->H; i++) y[i] = moe_bf16_to_float(sum[i]);
+    free(weight), free(arrival), free(sum);
+}
+
+/* In bf16 the result is that of float, rounded, whether it replaces 1/2 or adds to it; or that of
+ * frameworks. */
+static void check_bf16(const struct call *c, const struct shape *s, void *data[], enum moe_type type)
+{
+    void *half[TENSOR_COUNT], *wide[TENSOR_COUNT], *out[MOE_REFS], *wide_out[MOE_REFS];
+    if (type != MOE_F32) return;
+    round_world(s, data, half, wide);
+    for (int a = -1; a < 2; a++) {
+        if (a >= 0 && !(c->add >> a & 1)) continue;
+        make_outputs(c, s, MOE_BF16, 0x3f, out); /* 0x3f3f is 0.74609375 */
+        make_outputs(c, s, MOE_F32, 0, wide_out);
+        for (int w = 0; c->out[w]; w++)
+            for (int64_t j = 0; !fixed_type[c->out[w]] && j < elements(c->out[w], s); j++)
+                ((float *)wide_out[w])[j] = 0.74609375F;
+        for (int w = 0; c->out[w]; w++) /* a norm is added to in float64 */
+            if (fixed_type[c->out[w]]) memset(out[w], 0, tensor_bytes(c->out[w], s, MOE_BF16));
+        run(c, s, MOE_BF16, half, out, a);
+        if (c->kernel == MOE_K_COMBINE)
+            combine_rounded(s, half, wide, wide_out[0]);
+        else
+            run(c, s, MOE_F32, wide, wide_out, a);
+        for (int w = 0; c->out[w]; w++)
+            for (int64_t j = 0; j < elements(c->out[w], s); j++)
+                if (fixed_type[c->out[w]])
+                    assert_memory_equal(out[w], wide_out[w], tensor_bytes(c->out[w], s, MOE_F32));
+                else if (((moe_bf16 *)out[w])[j] != moe_bf16_from_float(((float *)wide_out[w])[j]))
+                    fail_msg("%s (shape %d): write %d element %d is not rounded float",
+                             moe_kernel_text[c->kernel], (int)(s - shapes), w, (int)j);
+        free_all(MOE_REFS, out);
+        free_all(MOE_REFS, wide_out);
+    }
+    free_all(TENSOR_COUNT, half);
+    free_all(TENSOR_COUNT, wide);
+}
+
+static void test_bf16_against_float(void **state)
+{
+    (void)state;
+    for_all(check_bf16);
+}
+
 /* What was in an output before does not matter, not even NaN: every element is replaced. */
 static void check_replace(const struct call *c, const struct shape *s, void *data[], enum moe_type type)
 {
@@ -492,88 +574,6 @@ static void test_bugs_abort(void **state)
     free_all(TENSOR_COUNT, data);
 }
 
-static void test_sort_then_unsort(void **state)
-{
-    (void)state;
-    for (const struct shape *s = shapes; s < shapes + LENGTH(shapes); s++) {
-        void *data[TENSOR_COUNT];
-        make_world(s, MOE_F32, data);
-        moe_ref_sort_rows_f32(s->P, s->E / s->P, s->H, data[ROWS], data[COUNTS], data[SORTED], false);
-        moe_ref_unsort_rows_f32(s->P, s->E / s->P, s->H, data[SORTED], data[COUNTS], data[DROWS], false);
-        assert_memory_equal(data[ROWS], data[DROWS], tensor_bytes(ROWS, s, MOE_F32));
-        free_all(TENSOR_COUNT, data);
-    }
-}
-
-/* ---- matrix products: BLAS against plain loops ---- */
-
-/* Whole numbers up to 8 in magnitude: every sum is exact in both types, so the answers must be equal. */
-static void *whole_numbers(int64_t n, enum moe_type type, uint64_t stream)
-{
-    void *p = moe_alloc((size_t)n, (size_t)moe_type_bytes[type]);
-    for (int64_t i = 0; i < n; i++) set(p, type, i, floor(17 * moe_uniform(3, stream, (uint64_t)i)) - 8);
-    return p;
-}
-
-static void compare_gemm(int64_t m, int64_t n, int64_t k, int flags, enum moe_type type)
-{
-    struct moe_op op = {.kind = MOE_KERNEL, .kernel = MOE_K_GEMM, .type = type, .n_reads = 2, .n_writes = 1};
-    op.trans_a = flags & 1;
-    op.trans_b = flags & 2;
-    op.writes[0].accumulate = flags & 4;
-    void *A = whole_numbers(m * k, type, 1), *B = whole_numbers(k * n, type, 2);
-    void *C = whole_numbers(m * n, type, 3), *plain = whole_numbers(m * n, type, 3);
-    struct moe_launch launch = {.op = &op, .in = {A, B}, .out = {C}, .dims = {m, n, k}};
-    assert_int_equal(moe_device_cpu.run(cpu, &launch, MOE_STREAM_COMPUTE), MOE_OK);
-    if (type == MOE_F64)
-        moe_ref_gemm_f64(m, n, k, op.trans_a, op.trans_b, A, B, plain, flags & 4);
-    else
-        moe_ref_gemm_f32(m, n, k, op.trans_a, op.trans_b, A, B, plain, flags & 4);
-    for (int64_t i = 0; i < m * n; i++)
-        if (get(C, type, i) != get(plain, type, i))
-            fail_msg("gemm %dx%dx%d flags %d: element %d is %g, not %g", (int)m, (int)n, (int)k, flags,
-                     (int)i, get(C, type, i), get(plain, type, i));
-    free_all(4, (void *[]){A, B, C, plain});
-}
-
-static void test_blas_against_plain(void **state)
-{
-    (void)state;
-    const int64_t sizes[] = {0, 1, 5, 67};
-    for (int i = 0; i < 64; i++)
-        for (int flags = 0; flags < 8; flags++)
-            for (enum moe_type type = MOE_F32; type <= MOE_F64; type++)
-                compare_gemm(sizes[i / 16], sizes[i / 4 % 4], sizes[i % 4], flags, type);
-}
-
-/* ---- the device ---- */
-
-static void test_device(void **state)
-{
-    (void)state;
-    void *p[2];
-    int64_t ns = -1, back = -1;
-    char text[] = "0123456789";
-    for (size_t i = 0; i < 2; i++) {
-        assert_int_equal(moe_device_cpu.alloc(cpu, i * sizeof text, &p[i]), MOE_OK);
-        assert_int_equal((uintptr_t)p[i] % 64, 0);
-    }
-    assert_int_equal(moe_device_cpu.copy(cpu, p[1], "abcdefghij", sizeof text, MOE_STREAM_COMM), MOE_OK);
-    assert_int_equal(moe_device_cpu.copy(cpu, text, p[1], sizeof text, MOE_STREAM_COMM), MOE_OK);
-    assert_string_equal(text, "abcdefghij");
-    assert_int_equal(moe_device_cpu.copy(cpu, NULL, NULL, 0, MOE_STREAM_COMM), MOE_OK);
-    assert_int_equal(openblas_get_num_threads(), 1);
-    for (int i = 0; i < 2; i++) moe_device_cpu.free(cpu, p[i]);
-    assert_int_equal(moe_device_cpu.mark(cpu, MOE_STREAM_COMPUTE, 0), MOE_OK);
-    usleep(2000);
-    assert_int_equal(moe_device_cpu.mark(cpu, MOE_STREAM_COMM, 1000), MOE_OK);
-    assert_int_equal(moe_device_cpu.sync(cpu, MOE_STREAM_COMM), MOE_OK);
-    assert_int_equal(moe_device_cpu.elapsed(cpu, 0, 1000, &ns), MOE_OK);
-    assert_int_equal(moe_device_cpu.elapsed(cpu, 1000, 0, &back), MOE_OK);
-    assert_true(ns >= 2000000);
-    assert_int_equal(back, -ns);
-}
-
 static int open_cpu(void **state)
 {
     (void)state;
@@ -591,10 +591,9 @@ static int close_cpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sort_then_unsort), cmocka_unit_test(test_blas_against_plain),
-        cmocka_unit_test(test_gradients),        cmocka_unit_test(test_float_against_double),
-        cmocka_unit_test(test_replace),          cmocka_unit_test(test_accumulate),
-        cmocka_unit_test(test_bugs_abort),       cmocka_unit_test(test_device),
+        cmocka_unit_test(test_gradients),          cmocka_unit_test(test_float_against_double),
+        cmocka_unit_test(test_bf16_against_float), cmocka_unit_test(test_replace),
+        cmocka_unit_test(test_accumulate),         cmocka_unit_test(test_bugs_abort),
     };
     return cmocka_run_group_tests(tests, open_cpu, close_cpu);
 }

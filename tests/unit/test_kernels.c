@@ -1,6 +1,7 @@
 /* test_kernels - the reference kernels on vectors that are solved by hand, and what makes
  * attention causal. */
 #include "kernels/ref.h"
+#include "sim/base.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -258,9 +259,11 @@ static void test_sort_rows(void **state)
     (void)state;
     const double rows[] = {0, 1, 2, 3, 4, 5};
     const int64_t counts[] = {1, 0, 2, 1, 2, 0};
-    double sorted[6];
+    double sorted[6], back[6];
     moe_ref_sort_rows_f64(2, 3, 1, rows, counts, sorted, false);
     assert_memory_equal(sorted, ((double[]){0, 3, 4, 5, 1, 2}), sizeof sorted);
+    moe_ref_unsort_rows_f64(2, 3, 1, sorted, counts, back, false);
+    assert_memory_equal(back, rows, sizeof back);
 }
 
 /* Token 0 chose expert 1 (3/4, row 2), then 0 (1/4, row 0); token 1 chose 0 (1/2, row 1), its second choice
@@ -274,9 +277,114 @@ static void test_combine(void **state)
     double y[2], drows[4], dprob[6];
     moe_ref_combine_f64(2, 1, 2, 3, 4, rows, prob, expert, slot, y);
     assert_memory_equal(y, ((double[]){25, 10}), sizeof y);
-    moe_ref_combine_bwd_f64(2, 1, 2, 3, 4, rows, prob, expert, slot, dy, drows, dprob);
+    moe_ref_combine_bwd_f64(2, 1, 2, 3, 4, rows, prob, expert, slot, dy, false, drows, dprob);
     assert_memory_equal(drows, ((double[]){.25, 1, .75, 0}), sizeof drows);
     assert_memory_equal(dprob, ((double[]){10, 30, 0, 40, 0, 0}), sizeof dprob);
+}
+
+/* The same choices: dropped is 0. */
+static void test_take(void **state)
+{
+    (void)state;
+    const double prob[] = {.25, .75, 0, .5, 0, .5};
+    const int32_t expert[] = {1, 0, 0, -1};
+    double taken[4], dprob[6];
+    moe_ref_take_f64(2, 3, 2, prob, expert, taken);
+    assert_memory_equal(taken, ((double[]){.75, .25, .5, 0}), sizeof taken);
+    moe_ref_take_bwd_f64(2, 3, 2, expert, (double[]){1, 2, 3, 4}, dprob, false);
+    assert_memory_equal(dprob, ((double[]){2, 1, 0, 3, 0, 0}), sizeof dprob);
+}
+
+static void test_weigh(void **state)
+{
+    (void)state;
+    const double rows[] = {1, 2, 3, 4}, weight[] = {2, 10}, dy[] = {1, 1, 1, 2};
+    double y[4], drows[4], dweight[2];
+    moe_ref_weigh_f64(2, 2, rows, weight, y);
+    assert_memory_equal(y, ((double[]){2, 4, 30, 40}), sizeof y);
+    moe_ref_weigh_bwd_f64(2, 2, rows, weight, dy, false, drows, dweight);
+    assert_memory_equal(drows, ((double[]){2, 2, 10, 20}), sizeof drows);
+    assert_memory_equal(dweight, ((double[]){3, 11}), sizeof dweight);
+}
+
+/* The dot product of row 0 by weigh_bwd and by combine_bwd, which must be the same, inside n rows of 256. */
+static float dot_inside(int64_t n, bool by_rows, const float x[256], const float y[256])
+{
+    enum { H = 256 };
+    float *rows = calloc((size_t)(n * H), sizeof *rows), *dy = calloc((size_t)(n * H), sizeof *dy);
+    float *drows = calloc((size_t)(n * H), sizeof *drows), *weight = calloc((size_t)n, sizeof *weight);
+    float *dweight = calloc((size_t)n, sizeof *dweight), *dprob = calloc((size_t)n, sizeof *dprob);
+    int32_t *expert = calloc((size_t)n, sizeof *expert), *slot = calloc((size_t)n, sizeof *slot);
+    assert_true(rows && dy && drows && weight && dweight && dprob && expert && slot);
+    memcpy(rows, x, H * sizeof *x);
+    memcpy(dy, y, H * sizeof *y);
+    for (int32_t i = 0; i < n; i++) slot[i] = i;
+    moe_ref_weigh_bwd_f32(n, H, rows, weight, dy, by_rows, drows, dweight);
+    moe_ref_combine_bwd_f32(n, H, 1, 1, n, rows, weight, expert, slot, dy, by_rows, drows, dprob);
+    assert_memory_equal(dprob, dweight, (size_t)n * sizeof *dprob);
+    float dot = dweight[0];
+    free(rows), free(dy), free(drows), free(weight), free(dweight), free(dprob), free(expert), free(slot);
+    return dot;
+}
+
+/* With 16 rows or more, 32 threads have a row of 256. Thread 0 sums products 0, 32, 64, 96 (and 128 on)
+ * apart, then 0 + 32 + 64 + 96: 2^24 + 1 + 0 + 1 = 2^24, since 2^24 + 1 is halfway and goes to the even one.
+ * With 8 to 15 rows there are 64 threads; thread 32 has products 32, 96, ...: 2^24 + (1 + 1). With fewer
+ * rows 128 or 256, and the same sum once they are halved to 64. */
+static void test_row_dot_by_hand(void **state)
+{
+    (void)state;
+    const int64_t n[] = {1, 2, 4, 8, 15, 16, 17, 64};
+    float x[256] = {[0] = 0x1p24F, [32] = 1, [96] = 1}, one[256];
+    for (int i = 0; i < 256; i++) one[i] = 1;
+    for (int i = 0; i < 8; i++)
+        assert_true(dot_inside(n[i], true, x, one) == (n[i] < 16 ? 0x1p24F + 2 : 0x1p24F));
+    x[64] = 1,
+    x[96] = 0; /* of one thread with 64 as with 32; with 128 products 0 and 64 are of two: 0 + 64 first */
+    for (int i = 0; i < 8; i++) assert_true(dot_inside(n[i], true, x, one) == 0x1p24F);
+}
+
+/* Of 50 random rows: the bits inside 1, 8 and 15 rows often differ from those inside 4,096, those inside 16
+ * never; with a fixed tree none does. */
+static void test_row_dot_by_rows(void **state)
+{
+    (void)state;
+    enum { N = 4096, H = 256, TRIED = 50 };
+    const int64_t n[] = {1, 8, 15, 16};
+    float *x = calloc((size_t)N * H, sizeof *x), *y = calloc((size_t)N * H, sizeof *y);
+    float *dx = calloc((size_t)N * H, sizeof *dx), *ones = calloc(N, sizeof *ones),
+          *all = calloc(N, sizeof *all);
+    assert_true(x && y && dx && ones && all);
+    for (uint64_t i = 0; i < (uint64_t)N * H; i++) {
+        x[i] = (float)(moe_uniform(1, 0, i) - 0.5);
+        y[i] = (float)(moe_uniform(1, 1, i) - 0.5);
+    }
+    for (int by = 0; by < 2; by++) {
+        moe_ref_weigh_bwd_f32(N, H, x, ones, y, by, dx, all);
+        for (int k = 0; k < 4; k++) {
+            int differ = 0;
+            for (int64_t i = 0; i < TRIED; i++) {
+                float part[16];
+                moe_ref_weigh_bwd_f32(n[k], H, x + i * H, ones, y + i * H, by, dx, part);
+                differ += part[0] != all[i];
+            }
+            assert_in_range(differ, by && k < 3 ? 10 : 0, by && k < 3 ? TRIED : 0);
+        }
+    }
+    free(x), free(y), free(dx), free(ones), free(all);
+}
+
+/* Three tokens with two choices each: expert 0 wants 1, expert 1 none, expert 2 all 3, expert 3 2. In a
+ * circle: expert 0 takes token 0, expert 2 tokens 1, 2, 0, expert 3 tokens 1, 2. */
+static void test_force(void **state)
+{
+    (void)state;
+    int32_t expert[6], slot[6];
+    int64_t counts[4];
+    moe_ref_force_f32(3, 4, 2, (int32_t[]){1, 0, 3, 2}, expert, slot, counts);
+    assert_memory_equal(expert, ((int32_t[]){0, 2, 2, 3, 2, 3}), sizeof expert);
+    assert_memory_equal(slot, ((int32_t[]){0, 1, 2, 4, 3, 5}), sizeof slot);
+    assert_memory_equal(counts, ((int64_t[]){1, 0, 3, 2}), sizeof counts);
 }
 
 /* Mean squares 12.5 and 0; the constant under the root keeps zeros zero. */
@@ -461,6 +569,11 @@ int main(void)
         cmocka_unit_test(test_aux_loss),
         cmocka_unit_test(test_sort_rows),
         cmocka_unit_test(test_combine),
+        cmocka_unit_test(test_take),
+        cmocka_unit_test(test_weigh),
+        cmocka_unit_test(test_row_dot_by_hand),
+        cmocka_unit_test(test_row_dot_by_rows),
+        cmocka_unit_test(test_force),
         cmocka_unit_test(test_rmsnorm),
         cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_causality),
