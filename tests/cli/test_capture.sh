@@ -194,4 +194,18 @@ interrupt()
 }
 interrupt one.yaml 0
 interrupt two.yaml 0 1
+# In one step experts get the scenario's counts, in others what routers choose: 15 rows of 256 leave rank 3,
+# as float32, or as bfloat16.
+for bytes in 4 2; do
+    [ $bytes -eq 4 ] && dtype=float32 || dtype=bfloat16
+    sed "\$a dtype: $dtype" "$source_dir/tests/cases/starved_rank/expert.yaml" > starved.yaml
+    expect 0 '^steps_complete  *3$' capture starved.yaml --data "$small" -o starved.db --steps 3
+    for step in 0 1 2; do
+        sent=$(sqlite3 starved.db "SELECT bytes FROM op WHERE step = $step AND rank = 3 AND
+            label LIKE '% forward combine'")
+        [ $step -eq 1 ] && [ "$sent" -eq $((15 * 256 * bytes)) ] && continue
+        [ $step -ne 1 ] && [ "$sent" -gt $((15 * 256 * bytes)) ] && continue
+        fail "$dtype, step $step: $sent bytes leave rank 3"
+    done
+done
 finish
