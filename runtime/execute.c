@@ -3,47 +3,17 @@
  * Operations run in host order and each is complete before the next begins, so every wait of the schedule
  * holds by itself. A slot remembers how far its content can be relied on: `written` since the step began, and
  * `known` when the host holds the counts that the device holds. */
-#include "runtime/execute.h"
+#include "runtime/execute_internal.h"
 
 #include "kernels/bf16.h"
 #include "runtime/agree.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #define MAX_ELEMENTS ((int64_t)1 << 40) /* keeps sums over 2^14 peers in bytes below 2^63 */
-
-struct slot {
-    void *data;    /* on the device; NULL: no operation touched it yet */
-    int64_t n;     /* elements of its content */
-    int64_t cap;   /* elements allocated */
-    void *host;    /* [cap] copy, or NULL */
-    bool written;  /* since the step began; what persists: always */
-    bool given;    /* the same, by what did not only change what was there */
-    bool known;    /* host is what was read for the host, and nothing was written since */
-    bool borrowed; /* host was handed out for writing: it goes to the device before the next step */
-};
-
-struct moe_execution {
-    const struct moe_schedule *s;              /* borrowed */
-    struct moe_device *device;                 /* borrowed */
-    const struct moe_execute_options *options; /* borrowed */
-    int rank;
-    struct moe_communicator **comms; /* [n_comms]; comms[0] is the world, borrowed */
-    int *first;                      /* [n_buffers] into slots */
-    struct slot *slots;
-    int64_t *send, *recv; /* [R] of the collective in hand */
-    int64_t *rows;        /* of the grouped kernel in hand */
-    int cap_rows;
-    struct moe_executed now; /* the operation in hand; no block outside of one */
-    int unknown;             /* symbol that the last evaluation missed, or -1 */
-    int64_t steps;           /* done */
-    int64_t steps_here;      /* of them since open */
-    char label[2 * MOE_NAME];
-};
 
 int64_t moe_now_ns(void)
 {
@@ -57,11 +27,6 @@ static const char *label(struct moe_execution *x)
     if (!x->now.block) return "before the step";
     moe_op_label(x->now.block, x->now.op, x->now.layer, x->label);
     return x->label;
-}
-
-static struct slot *slot_at(const struct moe_execution *x, int buffer, int place)
-{
-    return &x->slots[x->first[buffer] + place];
 }
 
 /* Parameters and the optimizer's state go from step to step. */
@@ -170,9 +135,7 @@ static int layer_of(const struct moe_execution *x, int buffer, int place)
     return x->s->n_micro > 1 ? moe_layer_of_micro(x->s, place / each, layer) : layer;
 }
 
-/* Gives a reference's slot its extent at present sizes. keep: what it holds stays and what is added is
- * poison; otherwise all of it is new. */
-static int make_room(struct moe_execution *x, struct moe_ref ref, bool keep, struct slot **out)
+int moe_execute_make_room(struct moe_execution *x, struct moe_ref ref, bool keep, struct slot **out)
 {
     const struct moe_buffer *b = &x->s->buffers[ref.buffer];
     int place = moe_slot(x->s, ref, x->now.layer);
@@ -197,12 +160,12 @@ static int resolve(struct moe_execution *x, struct slot **in, struct slot **out)
         if ((b->role == MOE_BUF_INDEX || b->role == MOE_BUF_COUNTS) && !slot_of(x, op->reads[i])->written)
             return moe_fail(MOE_EFAILED, "%s: reads %s[%d], which nothing wrote", label(x), b->name,
                             moe_slot(x->s, op->reads[i], x->now.layer));
-        MOE_TRY(make_room(x, op->reads[i], true, &in[i]));
+        MOE_TRY(moe_execute_make_room(x, op->reads[i], true, &in[i]));
     }
     for (int i = 0; i < op->n_writes; i++) {
         bool keep = op->writes[i].accumulate || op->writes[i].n;
         for (int j = 0; j < op->n_reads; j++) keep |= in[j] == slot_of(x, op->writes[i]);
-        MOE_TRY(make_room(x, op->writes[i], keep, &out[i]));
+        MOE_TRY(moe_execute_make_room(x, op->writes[i], keep, &out[i]));
     }
     return MOE_OK;
 }
@@ -398,20 +361,10 @@ static double get_real(enum moe_type type, const void *p, int64_t i)
                               : (double)((const float *)p)[i];
 }
 
-static void set_real(enum moe_type type, void *p, int64_t i, double value)
-{
-    if (type == MOE_F64)
-        ((double *)p)[i] = value;
-    else if (type == MOE_BF16)
-        ((moe_bf16 *)p)[i] = moe_bf16_from_float((float)value);
-    else
-        ((float *)p)[i] = (float)value;
-}
-
 static int fill_input(struct moe_execution *x, int buffer, int micro, const int32_t *ids)
 {
     struct slot *slot;
-    MOE_TRY(make_room(x, (struct moe_ref){.buffer = buffer, .micro = micro}, false, &slot));
+    MOE_TRY(moe_execute_make_room(x, (struct moe_ref){.buffer = buffer, .micro = micro}, false, &slot));
     if (x->s->buffers[buffer].type != MOE_I32 || slot->n != x->s->tokens[x->rank])
         return moe_fail(MOE_EFAILED, "malformed schedule: input %s is not one int32 per token",
                         x->s->buffers[buffer].name);
@@ -527,110 +480,4 @@ void *moe_execute_param(struct moe_execution *x, int buffer, int place, int64_t 
     struct slot *slot = slot_at(x, buffer, place);
     slot->borrowed = true;
     return slot->host;
-}
-
-/* ---- opening ---- */
-
-/* Box-Muller. */
-static double normal(uint64_t seed, uint64_t stream, uint64_t index)
-{
-    double u = 1 - moe_uniform(seed, stream, 2 * index), v = moe_uniform(seed, stream, 2 * index + 1);
-    return sqrt(-2 * log(u)) * cos(2 * M_PI * v);
-}
-
-/* Makes a slot that persists; *content: all zero, on the host. */
-static int make_persistent(struct moe_execution *x, int buffer, int place, void **content, int64_t *n)
-{
-    struct slot *slot;
-    MOE_TRY(make_room(x, (struct moe_ref){.buffer = buffer, .shift = place}, false, &slot));
-    *content = moe_execute_param(x, buffer, place, n);
-    if (!*content) return MOE_EFAILED;
-    slot->written = true;
-    memset(*content, 0, (size_t)*n * (size_t)moe_type_bytes[x->s->buffers[buffer].type]);
-    return MOE_OK;
-}
-
-static int fill_param(struct moe_execution *x, const struct moe_param *p)
-{
-    const struct moe_buffer *b = &x->s->buffers[p->buffer];
-    const int shard = p->shard < 0 ? 0 : x->s->comms[p->shard].index_of[x->rank];
-    for (int place = 0; place < b->slots; place++) {
-        void *content;
-        int64_t n;
-        if (!moe_holds(x->s, p->buffer, place, x->rank)) continue;
-        MOE_TRY(make_persistent(x, p->buffer, place, &content, &n));
-        const uint64_t stream = moe_hash64(moe_hash_name(p->name) + (uint64_t)place);
-        for (int64_t i = 0; i < n; i++) {
-            double e =
-                p->init_mean + p->init_std * normal(x->options->seed, stream, (uint64_t)(shard * n + i));
-            set_real(b->type, content, i, e);
-        }
-    }
-    return MOE_OK;
-}
-
-static int fill_state(struct moe_execution *x, int buffer)
-{
-    void *content;
-    int64_t n;
-    for (int place = 0; place < x->s->buffers[buffer].slots; place++)
-        if (moe_holds(x->s, buffer, place, x->rank)) MOE_TRY(make_persistent(x, buffer, place, &content, &n));
-    return MOE_OK;
-}
-
-static int set_up(struct moe_execution *x, struct moe_communicator *world)
-{
-    const struct moe_schedule *s = x->s;
-    x->comms[0] = world;
-    for (int c = 1; c < s->n_comms; c++) {
-        const struct moe_comm *comm = &s->comms[c];
-        const int group = comm->group_of[x->rank];
-        MOE_TRY(world->table->split(world, comm->members + comm->first[group], moe_group_size(comm, group), c,
-                                    &x->comms[c]));
-    }
-    for (int p = 0; p < s->n_params; p++)
-        if (s->params[p].buffer >= 0) MOE_TRY(fill_param(x, &s->params[p]));
-    for (int b = 0; b < s->n_buffers; b++)
-        if (s->buffers[b].role == MOE_BUF_STATE) MOE_TRY(fill_state(x, b));
-    return MOE_OK;
-}
-
-int moe_execute_open(const struct moe_schedule *s, struct moe_device *d, struct moe_communicator *world,
-                     const struct moe_execute_options *options, struct moe_execution **out)
-{
-    MOE_TRY(moe_schedule_check(s));
-    if (world->size != s->n_ranks)
-        return moe_fail(MOE_EUSAGE, "%d ranks were started, the scenario has %d", world->size, s->n_ranks);
-    struct moe_execution *x = moe_alloc(1, sizeof *x);
-    *x = (struct moe_execution){.s = s, .device = d, .options = options, .rank = world->rank};
-    x->comms = moe_alloc((size_t)s->n_comms, sizeof *x->comms);
-    x->send = moe_alloc((size_t)s->n_ranks, sizeof *x->send);
-    x->recv = moe_alloc((size_t)s->n_ranks, sizeof *x->recv);
-    x->first = moe_alloc((size_t)s->n_buffers + 1, sizeof *x->first);
-    for (int b = 0; b < s->n_buffers; b++) x->first[b + 1] = x->first[b] + s->buffers[b].slots;
-    x->slots = moe_alloc((size_t)x->first[s->n_buffers], sizeof *x->slots);
-    int err = set_up(x, world);
-    if (err < 0)
-        moe_execute_close(x);
-    else
-        *out = x;
-    return err;
-}
-
-void moe_execute_close(struct moe_execution *x)
-{
-    if (!x) return;
-    for (int c = 1; c < x->s->n_comms; c++)
-        if (x->comms[c]) x->comms[c]->table->close(x->comms[c]);
-    for (int i = 0; i < x->first[x->s->n_buffers]; i++) {
-        if (x->slots[i].data) x->device->table->free(x->device, x->slots[i].data);
-        free(x->slots[i].host);
-    }
-    free(x->comms);
-    free(x->send);
-    free(x->recv);
-    free(x->rows);
-    free(x->first);
-    free(x->slots);
-    free(x);
 }

@@ -286,8 +286,8 @@ enum {
     MOE_LIMIT_ORDER = 3, /* these bits */
     MOE_LIMIT_PAD = 4
 };
-/* Mode of COMBINE, WEIGH and their backward: the tree of the dot product of a row, one gradient of a probability;
- * the same for every number of rows, or chosen by it (moe_ref_combine_bwd). */
+/* Mode of COMBINE, WEIGH and their backward: the tree of the dot product of a row, one gradient of a
+ * probability; the same for every number of rows, or chosen by it (moe_ref_combine_bwd). */
 enum { MOE_DOT_FIXED, MOE_DOT_BY_ROWS };
 enum { MOE_STREAM_COMPUTE, MOE_STREAM_COMM, MOE_STREAM_COUNT };
 

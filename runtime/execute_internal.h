@@ -1,0 +1,45 @@
+/* execute_internal - what an execution is made of: shared by execute.c and execute_open.c. */
+#ifndef MOE_EXECUTE_INTERNAL_H
+#define MOE_EXECUTE_INTERNAL_H
+
+#include "runtime/execute.h"
+
+struct slot {      /* of a buffer, on this rank */
+    void *data;    /* on the device; NULL: no operation touched it yet */
+    int64_t n;     /* elements of its content */
+    int64_t cap;   /* elements allocated */
+    void *host;    /* [cap] copy, or NULL */
+    bool written;  /* since the step began; what persists: always */
+    bool given;    /* the same, by what did not only change what was there */
+    bool known;    /* host is what was read for the host, and nothing was written since */
+    bool borrowed; /* host was handed out for writing: it goes to the device before the next step */
+};
+
+struct moe_execution {
+    const struct moe_schedule *s;              /* borrowed */
+    struct moe_device *device;                 /* borrowed */
+    const struct moe_execute_options *options; /* borrowed */
+    int rank;
+    struct moe_communicator **comms; /* [n_comms]; comms[0] is the world, borrowed */
+    int *first;                      /* [n_buffers] into slots */
+    struct slot *slots;
+    int64_t *send, *recv; /* [R] of the collective in hand */
+    int64_t *rows;        /* of the grouped kernel in hand */
+    int cap_rows;
+    struct moe_executed now; /* the operation in hand; no block outside of one */
+    int unknown;             /* symbol that the last evaluation missed, or -1 */
+    int64_t steps;           /* done */
+    int64_t steps_here;      /* of them since open */
+    char label[2 * MOE_NAME];
+};
+
+static inline struct slot *slot_at(const struct moe_execution *x, int buffer, int place)
+{
+    return &x->slots[x->first[buffer] + place];
+}
+
+/* Gives a reference's slot its extent at present sizes. keep: what it holds stays and what is added is
+ * poison; otherwise all of it is new. */
+int moe_execute_make_room(struct moe_execution *x, struct moe_ref ref, bool keep, struct slot **out);
+
+#endif
