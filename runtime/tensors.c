@@ -1,6 +1,8 @@
 /* tensors.c - see tensors.h. */
 #include "runtime/tensors.h"
 
+#include "kernels/bf16.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +52,10 @@ static void take(struct moe_store_tensor *t, const void *content, bool poisoned)
             uint64_t bits;
             memcpy(&bits, (const char *)content + 8 * i, 8);
             memcpy(&value, &bits, 8);
+            add_element(t, value, bits);
+        } else if (t->element_bytes == 2) {
+            moe_bf16 bits = ((const moe_bf16 *)content)[i];
+            value = (double)moe_bf16_to_float(bits);
             add_element(t, value, bits);
         } else {
             uint32_t bits;

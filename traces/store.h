@@ -108,7 +108,7 @@ struct moe_store_tensor {
     enum moe_tensor_role role;
     enum moe_presence presence;
     char name[MOE_NAME];
-    int element_bytes;       /* 4: float32, 8: float64 */
+    int element_bytes;       /* 2: bfloat16, 4: float32, 8: float64 */
     int64_t n, n_nonfinite;  /* elements; of them NaN or infinite */
     double sum, sum_squares; /* of the finite ones */
     uint64_t hash;           /* of the bits of all, in order */

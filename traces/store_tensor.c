@@ -74,8 +74,8 @@ static int read_row(struct moe_store *s, sqlite3_stmt *q, struct moe_store_tenso
               p = place_of(presence, moe_presence_text, MOE_PRESENCE_COUNT);
     MOE_TRY(moe_store_check_indices(s, q, 1, 1));
     if (r < 0 || p < 0 || !is_index(q, 2) || !is_index(q, 3) || !is_printable(t->name) || t->n < 0 ||
-        t->n_nonfinite < 0 || t->n_nonfinite > t->n || (t->element_bytes != 4 && t->element_bytes != 8) ||
-        !(t->sum_squares >= 0))
+        t->n_nonfinite < 0 || t->n_nonfinite > t->n ||
+        (t->element_bytes != 2 && t->element_bytes != 4 && t->element_bytes != 8) || !(t->sum_squares >= 0))
         return moe_fail(MOE_EINPUT, "%s: step %lld, rank %d: the row of tensor %s '%s' (%s) cannot be",
                         s->path, (long long)t->step, t->rank, role, t->name, presence);
     t->role = (enum moe_tensor_role)r;

@@ -74,16 +74,22 @@ static void compare(struct comparison *c)
 /* A float's place among all of its type, so that neighbours are one apart. */
 static uint64_t place_of(const void *content, int64_t i, int bytes, double *value)
 {
-    uint64_t bits = 0, sign = bytes == 8 ? (uint64_t)1 << 63 : (uint64_t)1 << 31;
+    uint64_t bits = 0, sign = (uint64_t)1 << (8 * bytes - 1);
     if (bytes == 8) {
         memcpy(&bits, (const char *)content + 8 * i, 8);
         memcpy(value, &bits, 8);
     } else {
-        uint32_t word;
+        uint32_t word = 0;
+        uint16_t half;
         float f;
-        memcpy(&word, (const char *)content + 4 * i, 4);
+        if (bytes == 2) { /* bfloat16: the upper half of a float */
+            memcpy(&half, (const char *)content + 2 * i, 2);
+            word = (uint32_t)half << 16;
+        } else {
+            memcpy(&word, (const char *)content + 4 * i, 4);
+        }
         memcpy(&f, &word, 4);
-        bits = word;
+        bits = bytes == 2 ? word >> 16 : word;
         *value = (double)f;
     }
     return bits & sign ? sign - (bits & (sign - 1)) : sign + bits;

@@ -108,6 +108,7 @@ int moe_captured_stage(const struct moe_captured *c, int from)
 
 double moe_captured_rounding(const struct moe_store_tensor *t)
 {
+    if (t->element_bytes == 2) return 16 * ldexp(1, -8); /* sums are of floats: what rounds is storing them */
     return 256 * ldexp(1, t->element_bytes == 8 ? -53 : -24);
 }
 

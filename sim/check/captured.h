@@ -40,8 +40,8 @@ int moe_check_captured(const struct moe_captured *c, struct moe_verdicts *out);
  *
  * Result: one C9: a note when all tensors in common are the same to the bit, when rounding or a factor
  * explains what differs in the first stage that does, or when `out` holds an error, which then explains it;
- * else an error. Rounding is up to 256 units in the last place of a tensor's norm, what a random walk makes
- * of 65,536 additions; of tensors without content it is judged by norm and sum.
+ * else an error. Rounding is up to 256 units in the last place of a tensor's norm (bfloat16: 16), what a
+ * random walk makes of 65,536 additions; of tensors without content it is judged by norm and sum.
  * Errors: those of the stores; MOE_EINPUT when seed or text differ, or no tensor is in common. */
 int moe_check_against(const struct moe_captured *run, const struct moe_captured *other,
                       struct moe_verdicts *out);

@@ -98,4 +98,20 @@ expect 3 'plain.db: no tensors, expected a capture with --tensors' check plain.d
 expect 2 '--against: base.yaml is not a trace' check base.yaml --against base.db
 expect 2 '--against: not with --stress' check base.yaml --against base.db --stress
 expect 2 'tensors=all: expected values, or no value' capture base.yaml --tensors=all
+# Two dispatchers, and a rank with few rows in step 1: the gradient of the router is the first that differs,
+# in its last bits; weighed in one place nothing does.
+starved=$source_dir/tests/cases/starved_rank
+for way in home allgather expert; do
+    expect 0 . capture "$starved/$way.yaml" --data "$small" -o $way.db --steps 2 --tensors=values
+done
+first='^note C9 ranks 0-3: step 1 gradient of layer 0 router: the first that differs, by up to'
+expect 0 "$first" check home.db --against allgather.db
+same='^note C9 .*: all [0-9]* tensors up to here are the same to the bit'
+expect 0 "$same" check expert.db --against allgather.db
+# What bfloat16 rounds away: the same runs in it have the same bits.
+for way in home allgather; do
+    sed '$a dtype: bfloat16' "$starved/$way.yaml" > $way.yaml
+    expect 0 . capture $way.yaml --data "$small" -o $way.db --steps 2 --tensors=values
+done
+expect 0 "$same" check home.db --against allgather.db
 finish
