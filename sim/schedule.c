@@ -528,7 +528,8 @@ static bool is_buffer(const struct moe_schedule *s, const struct moe_buffer *b)
 static bool is_param(const struct moe_schedule *s, const struct moe_param *p)
 {
     if (!in_range(p->grad, s->n_buffers) || !in_range(p->replicas, s->n_comms) || p->shard < -1 ||
-        p->shard >= s->n_comms || !in_range(p->divisor, s->n_exprs))
+        p->shard >= s->n_comms || !in_range(p->divisor, s->n_exprs) ||
+        !in_range(p->broadcast_comm, s->n_comms))
         return false;
     const struct moe_buffer *grad = &s->buffers[p->grad];
     if (p->buffer < 0) return grad->role == MOE_BUF_NORM && grad->slots == 1;

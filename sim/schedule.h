@@ -238,6 +238,8 @@ struct moe_param {
     int divisor;                /* expression: what the sum must be divided by */
     int clips;                  /* how often it must have been clipped */
     double init_mean, init_std; /* of the initial values */
+    bool broadcast;             /* before the first step, of the first member of the group here: */
+    int broadcast_comm;
 };
 
 /* What must hold before the step begins: on no rank is low above high (expressions, known from the start). */

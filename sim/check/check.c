@@ -427,6 +427,7 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
                        (size_t)s->buffers[i].slots);
     moe_check_shapes_open(&c);
     moe_check_claims(&c);
+    moe_check_start(&c);
     moe_check_creation(&c);
     moe_check_checkpoint(&c);
     run(&c);

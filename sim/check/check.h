@@ -30,7 +30,7 @@
    X(13, "groups: sizes of the layout go together; groups are created in one order, and set where used") \
    X(14, "shapes: kernels fit what they read and write; each backward operation undoes its forward one") \
    X(15, "checkpoint: every expert is stored once, and found by the rank that asks for it") \
-   X(16, "update: all copies of a parameter are updated alike, and all parameters at one rate")
+   X(16, "update: all copies of a parameter begin and are updated alike, and all parameters at one rate")
 #define MOE_SEVERITIES(X) X(ERROR, "error") X(POSSIBLE, "possible") X(NOTE, "note")
 /* clang-format on */
 #define X(name, text) MOE_SEVERITY_##name,

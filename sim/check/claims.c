@@ -46,6 +46,24 @@ void moe_check_claims(struct moe_checker *c)
     for (int role = 0; role < c->s->n_roles; role++) check_graph(c, role);
 }
 
+/* What is broadcast before the first step is the receiver's own tensor. */
+void moe_check_start(struct moe_checker *c)
+{
+    for (int i = 0; i < c->s->n_params; i++) {
+        const struct moe_param *p = &c->s->params[i];
+        if (!p->broadcast || p->shard < 0) continue;
+        const struct moe_comm *over = &c->s->comms[p->broadcast_comm], *split = &c->s->comms[p->shard];
+        for (int r = 0; r < c->s->n_ranks; r++) {
+            int from = over->members[over->first[over->group_of[r]]];
+            if (split->index_of[from] == split->index_of[r]) continue;
+            moe_check_verdict(c, 16, r, moe_check_named("broadcast", -1),
+                              "%s begins as a copy of that of another rank, which holds other experts of it, "
+                              "so on rank %d: of rank %d",
+                              p->name, r, from);
+        }
+    }
+}
+
 /* ---- creation of groups ---- */
 
 /* The i-th group of a communicator that a rank creates; -1: it has created all that it does. */

@@ -134,9 +134,11 @@ uint64_t moe_check_sign(const struct moe_schedule *s, int expr, int shift);
 /* The streams of a role: what touches one buffer on two of them is in order; contributions are not lost. */
 void moe_check_streams(struct moe_checker *c, int role);
 void moe_check_runs(struct moe_checker *c, int role);
-/* Before the step: what is claimed of it, and that a captured graph has no host sync; that all ranks create
- * one list of groups; that every expert is stored once and found again. */
+/* Before the step: what is claimed of it, and that a captured graph has no host sync; that a broadcast gives
+ * no rank the experts of another; that all ranks create one list of groups; that every expert is stored once
+ * and found again. */
 void moe_check_claims(struct moe_checker *c);
+void moe_check_start(struct moe_checker *c);
 void moe_check_creation(struct moe_checker *c);
 void moe_check_checkpoint(struct moe_checker *c);
 /* Collectives of a role whose sizes nothing makes agree. */

@@ -525,6 +525,31 @@ static int check_shares(const struct moe_builder *b, const struct moe_scenario *
     return MOE_OK;
 }
 
+/* Parameters that are broadcast, each once, among ranks that all have it. */
+static int read_broadcasts(struct moe_builder *b, const struct moe_scenario *sc,
+                           const struct moe_lower_sync *sync)
+{
+    for (int i = 0; i < sc->sync.n; i++) {
+        const struct moe_sync_step *step = &sc->sync.step[i];
+        if (step->act != MOE_SYNC_BROADCAST) continue;
+        if (step->over == MOE_GROUP_WORLD && sc->pipeline_parallel > 1)
+            return moe_fail(MOE_EINPUT,
+                            "%s:%d: gradient_sync: broadcast over world: stages of a pipeline have other "
+                            "parameters, expected dp",
+                            sc->name, step->line);
+        for (int p = 0; p < b->s->n_params; p++) {
+            struct moe_param *param = &b->s->params[p];
+            if (param->buffer < 0 || !moe_sync_is_of(step, param)) continue;
+            if (param->broadcast)
+                return moe_fail(MOE_EINPUT, "%s:%d: gradient_sync: %s is broadcast already", sc->name,
+                                step->line, param->name);
+            param->broadcast = true;
+            param->broadcast_comm = moe_sync_comm(sync, step->over);
+        }
+    }
+    return MOE_OK;
+}
+
 static int check_steps(const struct moe_builder *b, const struct moe_scenario *sc)
 {
     const char *names[64] = {"all", "shared", "experts"};
@@ -559,7 +584,10 @@ int moe_lower_sync_open(struct moe_builder *b, const struct moe_scenario *sc, co
     *out = (struct moe_lower_sync){.sc = sc, .groups = *groups, .one = moe_const(b, 1)};
     out->order.step = moe_alloc((size_t)written.n + mean, sizeof *written.step);
     if (mean) out->order.step[out->order.n++] = own_mean;
-    for (int i = 0; i < written.n; i++) out->order.step[out->order.n++] = written.step[i];
+    for (int i = 0; i < written.n; i++)
+        if (written.step[i].act != MOE_SYNC_BROADCAST) out->order.step[out->order.n++] = written.step[i];
     if (!sc->sync.n) moe_sync_free(&written);
-    return MOE_OK;
+    int err = read_broadcasts(b, sc, out);
+    if (err < 0) moe_sync_free(&out->order);
+    return err;
 }

@@ -73,7 +73,7 @@ static int read_factors(const struct moe_yaml *node, int *n, struct moe_factor *
 static int check_step(const struct moe_yaml *node, const struct draft *d)
 {
     int act = d->step.act, over = d->step.over;
-    bool shares = act == MOE_SYNC_REDUCE_SCATTER || act == MOE_SYNC_ALL_GATHER;
+    bool shares = act == MOE_SYNC_REDUCE_SCATTER || act == MOE_SYNC_ALL_GATHER || act == MOE_SYNC_BROADCAST;
     bool alike =
         over == MOE_GROUP_WORLD || over == MOE_GROUP_DP || over == MOE_GROUP_EP || over == MOE_GROUP_EDP;
     bool sums = act == MOE_SYNC_SUM || act == MOE_SYNC_AVERAGE;

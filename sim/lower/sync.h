@@ -10,7 +10,8 @@
  *     - {do: clip}
  *     - {do: update}
  *
- *   do    sum      all-reduce
+ *   do    broadcast   once, before the first step: parameters become those of the first rank of the group
+ *         sum      all-reduce
  *         average  the same, divided by the ranks that it sums over
  *         divide   by a product, and times another; each a name or number, or a list of them
  *         norm     squares are added up on the rank, then over the group `over` (none: they are not), once
@@ -44,7 +45,7 @@ struct moe_yaml;
 
 /* clang-format off */
 #define MOE_SYNC_ACTS(X) \
-        X(SUM, "sum") X(AVERAGE, "average") X(DIVIDE, "divide") \
+        X(BROADCAST, "broadcast") X(SUM, "sum") X(AVERAGE, "average") X(DIVIDE, "divide") \
         X(NORM, "norm") X(CLIP, "clip") X(UPDATE, "update") \
         X(REDUCE_SCATTER, "reduce_scatter") X(ALL_GATHER, "all_gather")
 #define MOE_SYNC_GROUPS(X) X(NONE, "none") X(WORLD, "world") X(DP, "dp") X(EP, "ep") X(EDP, "edp") \

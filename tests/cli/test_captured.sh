@@ -40,7 +40,7 @@ for file in "$faults"/*.yaml; do
     [ $code -eq $want ] || fail "$name: exit code $code, expected $want"
 done
 # Alone, too, but for what only a comparison shows.
-for name in experts_over_everybody local_norm shared_not_summed; do
+for name in experts_broadcast experts_over_everybody local_norm shared_not_summed; do
     "$moesim" check $name.db --json > out
     errors | cmp -s - "$faults/$name.yaml.expected" || fail "$name alone: $(cat out)"
 done

@@ -55,6 +55,14 @@ static void test_orders(void **state)
          NULL, 0},
         {"gradient_sync:\n" RIGHT_SUMS "  - {do: divide, by: [world_tokens, ep], times: 2}\n" RIGHT_NORMS END,
          NULL, 0},
+        /* Sent to its copies at the start; experts sent to ranks with others. */
+        {"gradient_sync:\n  - {do: broadcast, of: shared, over: dp}\n"
+         "  - {do: broadcast, of: experts, over: edp}\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END,
+         NULL, 0},
+        {"gradient_sync:\n  - {do: broadcast, over: world}\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END,
+         "w2 begins as a copy of that of another rank, which holds other experts of it, so on rank 1: of "
+         "rank 0",
+         1u << 16},
         /* Norms in two goes; of each parameter by its name. */
         {"gradient_sync:\n" RIGHT_SUMS "  - {do: divide, of: shared, by: world_tokens}\n"
          "  - {do: norm, of: shared}\n  - {do: divide, of: experts, by: world_tokens}\n"
@@ -163,7 +171,8 @@ static void test_bad_lists(void **state)
         {"gradient_sync: sum\n", "gradient_sync: expected a list of 1 to 256 steps"},
         {"gradient_sync: []\n", "gradient_sync: expected a list of 1 to 256 steps"},
         {"gradient_sync: [{of: all}]\n", "key 'do' is missing"},
-        {"gradient_sync: [{do: summ, over: dp}]\n", "do: expected one of sum, average, divide, norm, clip, "},
+        {"gradient_sync: [{do: summ, over: dp}]\n",
+         "do: expected one of broadcast, sum, average, divide, norm, clip, "},
         {"gradient_sync: [{do: sum}]\n", "gradient_sync: sum needs over: a group"},
         {"gradient_sync: [{do: sum, over: edq}]\n",
          "over: expected one of none, world, dp, ep, edp, pp, tied, ep_pp, sp, across_sp, not 'edq'"},
@@ -176,6 +185,7 @@ static void test_bad_lists(void **state)
         {"gradient_sync: [{do: divide, by: tiet}]\n", "did you mean tied"},
         {"gradient_sync: [{do: divide, by: [2, 2, 2, 2, 2]}]\n", "expected 1 to 4 factors"},
         {"gradient_sync: [{do: clip, of: w1}]\n", "gradient_sync: clip clips all or nothing"},
+        {"gradient_sync: [{do: broadcast, over: pp}]\n", "broadcast needs over: world, dp, ep or edp"},
         {"gradient_sync: [{do: update, off: w1}]\n", "unknown key 'off' (did you mean 'of'?)"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -203,6 +213,12 @@ static void test_bad_names(void **state)
     sc = fixture_scenario(2, 2, "4", "clip_norm: 0\ngradient_sync: [{do: clip}]\n");
     assert_int_equal(moe_lower(sc, &s), MOE_EINPUT);
     assert_non_null(strstr(moe_error(), "clip needs a clip_norm above 0"));
+    moe_scenario_free(sc);
+    sc = fixture_scenario(4, 2, "4",
+                          "gradient_sync:\n  - {do: broadcast, over: dp}\n"
+                          "  - {do: broadcast, of: w1, over: edp}\n");
+    assert_int_equal(moe_lower(sc, &s), MOE_EINPUT);
+    assert_string_equal(moe_error(), "fixture.yaml:6: gradient_sync: w1 is broadcast already");
     moe_scenario_free(sc);
     sc = fixture_scenario(4, 2, "4",
                           "gradient_sync:\n  - {do: norm, of: w1, over: ep}\n  - {do: norm, over: world}\n");
