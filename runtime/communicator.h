@@ -7,8 +7,8 @@
 /* A collective with everything resolved. Counts in elements of op->type.
  *   send, recv   one number, or one per member where moe_send_per_peer, moe_recv_per_peer say so; parts are
  *                packed in member order; what a rank sends to itself is what it receives from itself
- *   in, out      may be equal for ALLREDUCE; out may be the rank's part of `in` for REDUCESCATTER, in the rank's
- *                part of `out` for ALLGATHER; else they do not overlap
+ *   in, out      may be equal for ALLREDUCE; of a REDUCESCATTER out may be the rank's part of in, of an
+ *                ALLGATHER in its part of out; else they do not overlap
  * All members of a REDUCESCATTER pass the same `send`; those of another collective may disagree, and wait()
  * reports what the library notices, if it does not crash: agree.h asks before.
  * Sums: MPI adds in an order that the library fixes by element count and group size, not by who comes last,
