@@ -195,9 +195,11 @@ int moe_scenario_check_layout(const struct moe_scenario *sc)
     if (each % sc->sequence_parallel)
         return moe_fail(MOE_ELAYOUT, "sequence_parallel %lld does not divide the %lld ranks of a stage",
                         (long long)sc->sequence_parallel, each);
-    if (sc->data_parallel && sc->data_parallel != each)
-        return moe_fail(MOE_ELAYOUT, "data_parallel %lld is not ranks %lld / pipeline_parallel %lld",
-                        (long long)sc->data_parallel, ranks, pp);
+    if (sc->data_parallel && sc->data_parallel != each / sc->sequence_parallel)
+        return moe_fail(
+            MOE_ELAYOUT,
+            "data_parallel %lld is not ranks %lld / pipeline_parallel %lld / sequence_parallel %lld",
+            (long long)sc->data_parallel, ranks, pp, (long long)sc->sequence_parallel);
     if (sc->expert_data_parallel && sc->expert_data_parallel != each / ep)
         return moe_fail(
             MOE_ELAYOUT,

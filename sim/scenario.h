@@ -56,8 +56,8 @@
  *
  * What a framework may get wrong in a layout, for check:
  *   layout.micro_batches   a list says how many each rank runs (one stage, loss per_token; not captured)
- *   layout.data_parallel, expert_data_parallel   what the user expects of ranks / pipeline_parallel, and of
- *                          that / expert_parallel
+ *   layout.data_parallel, expert_data_parallel   what the user expects of ranks / pipeline_parallel /
+ *                          sequence_parallel, and of ranks / pipeline_parallel / expert_parallel
  *   layout.expert_group    set; or unset: the group of the dispatcher's collectives is None, which means all
  *                          ranks (dispatcher gshard)
  *   layout.group_creation  which groups a rank creates, communicator by communicator. in_order: all, in one

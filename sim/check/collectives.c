@@ -120,12 +120,21 @@ static int alike(const struct moe_checker *c, int rank)
     return n;
 }
 
-/* Do two ranks stand at what has the same label? */
+/* How many operations before it in its block have its name. */
+static int namesakes(const struct moe_here *h)
+{
+    int n = 0;
+    for (int i = 0; h->block->ops + i < h->op; i++) n += !strcmp(h->block->ops[i].name, h->op->name);
+    return n;
+}
+
+/* Do two ranks stand at what has the same label? A stage may leave steps out, so that places in a
+ * block tell nothing. */
 static bool same_place(const struct moe_here *a, const struct moe_here *b)
 {
     if (a->layer != b->layer) return false;
-    return a->op == b->op || (a->op->id == b->op->id && a->block->pass == b->block->pass &&
-                              !strcmp(a->op->name, b->op->name) && !strcmp(a->block->name, b->block->name));
+    return a->op == b->op || (a->block->pass == b->block->pass && !strcmp(a->op->name, b->op->name) &&
+                              !strcmp(a->block->name, b->block->name) && namesakes(a) == namesakes(b));
 }
 
 /* The member to name: it stands where the fewest stand, and issues what the fewest issue. */

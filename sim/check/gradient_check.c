@@ -264,6 +264,14 @@ void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h)
             track_write(c, rank, h, op->writes[i]);
 }
 
+/* How many a cell has; 0 where nobody knows. */
+static int64_t elements(const struct moe_checker *c, int rank, struct moe_cell cell, int layer)
+{
+    if (cell.n != MOE_CELL_ALL) return cell.n;
+    int64_t n = moe_eval(c->s, c->device, c->s->buffers[cell.buffer].extent, rank, layer, 0);
+    return n > 0 && n < INT64_MAX >> 16 ? n : 0; /* sums over 2^14 ranks stay below 2^63 */
+}
+
 /* Each member sums or gathers into its own; what an all-to-all leaves in a gradient is no sum. */
 void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *ranks, int n)
 {
@@ -277,7 +285,8 @@ void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *r
     for (int i = 0; i < n; i++) {
         from[i] = cell_of(c, ranks[i], h[i].op->reads[0], h[i].layer);
         to[i] = cell_of(c, ranks[i], h[i].op->writes[0], h[i].layer);
-        part[i] = to[i].n;
+        if (h[0].op->collective == MOE_ALLGATHER) from[i].n = elements(c, ranks[i], from[i], h[i].layer);
+        part[i] = elements(c, ranks[i], to[i], h[i].layer);
     }
     switch (h[0].op->collective) {
     case MOE_ALLREDUCE: moe_gradient_sum(c->gradients, from, to, n, NULL); break;

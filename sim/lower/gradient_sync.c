@@ -396,8 +396,7 @@ static void emit_norm_sum(struct moe_builder *b, const struct moe_lower_sync *sy
     moe_emit(b, op);
 }
 
-/* Does a step measure parameters of a kind? Those go into the norm of the kind. */
-static bool measures(const struct moe_schedule *s, const struct moe_sync_step *step, bool experts)
+bool moe_sync_measures(const struct moe_schedule *s, const struct moe_sync_step *step, bool experts)
 {
     for (int p = 0; p < s->n_params && step->act == MOE_SYNC_NORM; p++)
         if (s->params[p].buffer >= 0 && (s->params[p].shard >= 0) == experts &&
@@ -411,7 +410,7 @@ static int last_norm(const struct moe_builder *b, const struct moe_lower_sync *s
 {
     int i = sync->order.n - 1;
     for (; i >= 0; i--)
-        if (is_on(b, &sync->order.step[i]) && measures(b->s, &sync->order.step[i], experts)) break;
+        if (is_on(b, &sync->order.step[i]) && moe_sync_measures(b->s, &sync->order.step[i], experts)) break;
     return i;
 }
 
@@ -483,48 +482,6 @@ int moe_lower_sync_early(struct moe_builder *b, struct moe_lower_sync *sync)
     return sync->n_early ? lower_steps(b, sync, 0, sync->n_early, true) : -1;
 }
 
-/* A norm is summed once: all steps that measure into it name one group. */
-static int check_norms(const struct moe_builder *b, const struct moe_scenario *sc)
-{
-    for (int experts = 0; experts < 2; experts++) {
-        const struct moe_sync_step *first = NULL;
-        for (int i = 0; i < sc->sync.n; i++) {
-            const struct moe_sync_step *step = &sc->sync.step[i];
-            if (!measures(b->s, step, experts)) continue;
-            if (!first) first = step;
-            if (first->over != step->over)
-                return moe_fail(
-                    MOE_EINPUT, "%s:%d: gradient_sync: the norm of %s goes over %s, on line %d over %s",
-                    sc->name, step->line, experts ? "experts" : "shared parameters",
-                    moe_sync_group_text[step->over], first->line, moe_sync_group_text[first->over]);
-        }
-    }
-    return MOE_OK;
-}
-
-/* A parameter is shared out once, and gathered from where it was. */
-static int check_shares(const struct moe_builder *b, const struct moe_scenario *sc)
-{
-    for (int i = 0; i < sc->sync.n; i++) {
-        const struct moe_sync_step *step = &sc->sync.step[i];
-        bool shared_out = false;
-        for (int k = 0; k < i; k++) {
-            const struct moe_sync_step *before = &sc->sync.step[k];
-            if (before->act != MOE_SYNC_REDUCE_SCATTER) continue;
-            shared_out |= !strcmp(before->of, step->of);
-            for (int p = 0; p < b->s->n_params && step->act == MOE_SYNC_REDUCE_SCATTER; p++)
-                if (moe_sync_is_of(before, &b->s->params[p]) && moe_sync_is_of(step, &b->s->params[p]))
-                    return moe_fail(MOE_EINPUT, "%s:%d: gradient_sync: line %d reduce-scatters %s already",
-                                    sc->name, step->line, before->line, b->s->params[p].name);
-        }
-        if (step->act == MOE_SYNC_ALL_GATHER && !shared_out)
-            return moe_fail(MOE_EINPUT,
-                            "%s:%d: gradient_sync: all_gather of %s: no reduce_scatter of %s before it",
-                            sc->name, step->line, step->of, step->of);
-    }
-    return MOE_OK;
-}
-
 /* Parameters that are broadcast, each once, among ranks that all have it. */
 static int read_broadcasts(struct moe_builder *b, const struct moe_scenario *sc,
                            const struct moe_lower_sync *sync)
@@ -550,28 +507,6 @@ static int read_broadcasts(struct moe_builder *b, const struct moe_scenario *sc,
     return MOE_OK;
 }
 
-static int check_steps(const struct moe_builder *b, const struct moe_scenario *sc)
-{
-    const char *names[64] = {"all", "shared", "experts"};
-    int n = 3;
-    for (int i = 0; i < b->s->n_params && n < 64; i++)
-        if (b->s->params[i].buffer >= 0) names[n++] = b->s->params[i].name;
-    for (int i = 0; i < sc->sync.n; i++) {
-        const struct moe_sync_step *step = &sc->sync.step[i];
-        char hint[MOE_HINT];
-        int k = 0;
-        while (k < n && strcmp(names[k], step->of)) k++;
-        if (k == n)
-            return moe_fail(MOE_EINPUT, "%s:%d: gradient_sync: unknown parameter '%s'%s", sc->name,
-                            step->line, step->of, moe_hint(step->of, names, n, hint));
-        if (step->act == MOE_SYNC_CLIP && !(sc->clip_norm > 0))
-            return moe_fail(MOE_EINPUT, "%s:%d: gradient_sync: clip needs a clip_norm above 0", sc->name,
-                            step->line);
-    }
-    MOE_TRY(check_shares(b, sc));
-    return check_norms(b, sc);
-}
-
 int moe_lower_sync_open(struct moe_builder *b, const struct moe_scenario *sc, const struct moe_groups *groups,
                         struct moe_lower_sync *out)
 {
@@ -579,7 +514,7 @@ int moe_lower_sync_open(struct moe_builder *b, const struct moe_scenario *sc, co
         .act = MOE_SYNC_DIVIDE, .of = "all", .n_by = 1, .by = {{MOE_FACTOR_TOKENS, 0}}};
     bool mean = sc->loss == MOE_MEAN_OF_RANKS;
     struct moe_sync_order written = sc->sync;
-    MOE_TRY(check_steps(b, sc));
+    MOE_TRY(moe_sync_check(b, sc));
     if (!sc->sync.n) moe_sync_default(mean, sc->clip_norm > 0, sc->distributed.on, &written);
     *out = (struct moe_lower_sync){.sc = sc, .groups = *groups, .one = moe_const(b, 1)};
     out->order.step = moe_alloc((size_t)written.n + mean, sizeof *written.step);

@@ -115,6 +115,6 @@ void moe_lower_row_limits(struct moe_builder *b, const struct moe_layer *m, int 
         int rows = moe_sym(b, of_expert), part = moe_const(b, l->row_multiple);
         out->low = moe_mul(b, moe_ceil(b, rows, part, 1), part);
         out->high = rows;
-        out->needs = "the rows of an expert are no multiple of row_multiple, the next of which";
+        out->needs = "the next multiple of row_multiple is above the rows of an expert, which nothing pads";
     }
 }

@@ -552,14 +552,14 @@ int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *d
             "%s: expert_group unset: all ranks must be able to split the experts' rows in equal parts, "
             "expected dispatcher gshard, and experts (%lld) a multiple of ranks (%lld)",
             sc->name, (long long)sc->experts, (long long)sc->ranks);
-    if (sc->empty_rank == MOE_EMPTY_SKIPS_WEIGHTS && sc->micro_batches > 1)
-        return moe_fail(MOE_EINPUT, "%s: empty_rank skip_weights goes with one micro-batch", sc->name);
+    if (sc->empty_rank == MOE_EMPTY_SKIPS_WEIGHTS && (sc->micro_batches > 1 || sc->distributed.on))
+        return moe_fail(MOE_EINPUT,
+                        "%s: empty_rank skip_weights goes with one micro-batch and without a "
+                        "distributed_optimizer",
+                        sc->name);
     if (sc->probs_detached && !dispatcher->moves_probs)
-        return moe_fail(
-            MOE_EINPUT,
-            "%s: probs_gradient: dispatcher %s moves no probabilities as a collective of their own, "
-            "expected allgather",
-            sc->name, dispatcher->name);
+        return moe_fail(MOE_EINPUT, "%s: probs_gradient lost: expected dispatcher allgather, not %s",
+                        sc->name, dispatcher->name);
     if (dispatcher->once && sc->counts)
         return moe_fail(
             MOE_EINPUT,

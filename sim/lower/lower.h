@@ -188,6 +188,11 @@ int moe_lower_sync_bucket(struct moe_builder *b, struct moe_lower_sync *sync, in
 /* Does a step concern the parameter? The communicator of a step's group, or -1. */
 bool moe_sync_is_of(const struct moe_sync_step *step, const struct moe_param *p);
 int moe_sync_comm(const struct moe_lower_sync *sync, int group);
+/* Does a step measure parameters of a kind? Those go into the norm of the kind. */
+bool moe_sync_measures(const struct moe_schedule *s, const struct moe_sync_step *step, bool experts);
+/* What the list that a scenario writes must keep to, beside its words: sync_check.c. Errors: MOE_EINPUT with
+ * the line of the step. */
+int moe_sync_check(const struct moe_builder *b, const struct moe_scenario *sc);
 /* Does the stage that is being written hold the parameter? */
 bool moe_lower_is_held(const struct moe_builder *b, const struct moe_param *p);
 /* Blocks of all other steps, and their runs. */

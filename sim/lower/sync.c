@@ -82,8 +82,9 @@ static int check_step(const struct moe_yaml *node, const struct draft *d)
                         : !sums && !shares && act != MOE_SYNC_NORM && d->step.over ? "has no group to go over"
                         : act == MOE_SYNC_DIVIDE && !d->by && !d->times            ? "needs by or times"
                         : act != MOE_SYNC_DIVIDE && (d->by || d->times)            ? "cannot use by or times"
-                        : act == MOE_SYNC_CLIP && strcmp(d->step.of, "all")        ? "clips all or nothing"
-                                                                                   : NULL;
+                        : shares && d->step.on                              ? "cannot be on some stages"
+                        : act == MOE_SYNC_CLIP && strcmp(d->step.of, "all") ? "clips all or nothing"
+                                                                            : NULL;
     return fault
                ? moe_fail(MOE_EINPUT, "%s:%d: gradient_sync: %s %s", node->file, node->line, acts[act], fault)
                : MOE_OK;

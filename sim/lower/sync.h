@@ -27,7 +27,8 @@
  *         experts), edp (ranks that hold the same experts), pp (the ranks of a pipeline, one of each stage),
  *         tied (its first and last, which hold the embedding), ep_pp (all stages of ep), sp (ranks of dp that
  *         split a sequence), across_sp (ranks of dp at the same place of it), none
- *   on    all stages of a pipeline, or the first or last alone: ranks of others leave the step out
+ *   on    all stages of a pipeline, or the first or last alone: ranks of others leave the step out (not with
+ *         broadcast, reduce_scatter and all_gather)
  *   by, times   a group: its size; tokens: those of the rank; world_tokens: of all ranks; or a number
  *
  * Steps are carried out in this order for each parameter; sums, averages and divisions that follow each other

@@ -141,7 +141,7 @@ static void test_refused(void **state)
          "expert_parallel 3 does not divide the ranks of a stage, 4", MOE_ELAYOUT},
         {"", "empty_rank: skip", "empty_rank: expected one of run, detach, bypass, skip_weights", MOE_EINPUT},
         {", micro_batches: 2", "empty_rank: skip_weights", "goes with one micro-batch", MOE_EINPUT},
-        {"", "probs_gradient: lost", "alltoall moves no probabilities", MOE_EINPUT},
+        {"", "probs_gradient: lost", "expected dispatcher allgather, not alltoall", MOE_EINPUT},
         {", expert_group: unset", "dispatcher: alltoall", "expected dispatcher gshard", MOE_EINPUT},
         {", micro_batches: [1, 2]", "", "micro_batches lists 2 numbers, expected one per rank (4)",
          MOE_EINPUT},
