@@ -23,11 +23,20 @@ static uint64_t of_double(double x)
     return bits;
 }
 
-/* On the first rank of the role; its value, when that does not depend on what the rank got. */
+/* What is known before the step begins: no counts. */
+static int64_t initial(void *ctx, int symbol, int rank, int layer, int index)
+{
+    const struct moe_schedule *s = ctx;
+    if (s->symbols[symbol].buffer >= 0) return MOE_UNKNOWN;
+    return moe_symbol_initial(s, (struct moe_env){initial, ctx, NULL}, symbol, rank, layer, index);
+}
+
+/* On the first rank of the role: its value, or what it is made of where it depends on what the rank got. */
 static uint64_t of_expr(const struct moe_checker *c, int rank, int expr, int layer)
 {
-    int64_t value = moe_eval(c->s, c->device, expr, rank, layer, 0);
-    return value == MOE_UNKNOWN ? 0 : (uint64_t)value;
+    struct moe_env env = {.value = initial, .ctx = (void *)c->s};
+    int64_t value = moe_eval(c->s, env, expr, rank, layer, 0);
+    return value == MOE_UNKNOWN ? moe_check_sign(c->s, expr, 0) : (uint64_t)value;
 }
 
 /* A factor that is not there is 1. */

@@ -267,6 +267,24 @@ static void test_every_deletion_is_noticed(void **state)
     expect_deletions_noticed(&toy_dispatcher, "", false);
 }
 
+/* Capacities that follow from counts are the same function on ranks that got other rows. */
+static void test_a_role_of_its_own_is_no_fault(void **state)
+{
+    (void)state;
+    static const char *const rules[] = {"dispatcher: gshard", "capacity: {rule: tutel, factor: 0}",
+                                        "capacity: {rule: tutel, factor: -1.5, unequal_tokens: true}",
+                                        "capacity: {rule: deepspeed, drop_tokens: false}"};
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        for (int ep = 1; ep <= 4; ep += 3) {
+            struct moe_scenario *sc = fixture_scenario(4, ep, "8", rules[i]);
+            struct moe_schedule *s = fixture_schedule(sc);
+            moe_schedule_split_role(s, 1);
+            assert_int_equal(errors_of(s, sc), 0);
+            moe_schedule_free(s);
+            moe_scenario_free(sc);
+        }
+}
+
 /* ---- faults that leave every size and every order as it is ---- */
 
 static struct moe_op *rank_2(struct moe_schedule *s, enum moe_pass pass, const char *name)
@@ -528,6 +546,7 @@ int main(void)
         cmocka_unit_test(test_padded_capacity_needs_equal_tokens),
         cmocka_unit_test(test_norms),
         cmocka_unit_test(test_every_deletion_is_noticed),
+        cmocka_unit_test(test_a_role_of_its_own_is_no_fault),
         cmocka_unit_test(test_silent_faults),
         cmocka_unit_test(test_room_in_buffers),
         cmocka_unit_test(test_other_size_of_sum),
