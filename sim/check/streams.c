@@ -14,6 +14,7 @@ struct touch { /* how often a stream had issued when it last touched a slot; 0: 
     int wrote[MOE_STREAM_COUNT], read[MOE_STREAM_COUNT];
     const struct moe_op *writer;
     bool unread; /* since it was last written */
+    bool used;   /* read at all */
 };
 
 struct clocks {
@@ -77,6 +78,7 @@ static void touch(struct walk *w, const struct moe_here *h, int self, struct moe
         say(w, 6, moe_check_label(h), "writes", name, ", which another stream may still be reading");
     if (!writes) {
         t->unread = false;
+        t->used = true;
         w->input[ref.buffer] = true;
         if (self < MOE_STREAM_COUNT) t->read[self] = w->clocks.issued[self];
         return;
@@ -104,6 +106,23 @@ static void check_passed_on(struct walk *w)
     }
 }
 
+/* What an activation's gradient is taken of has read the activation: else what passes it on took another. */
+static void check_taken(struct walk *w)
+{
+    const struct moe_schedule *s = w->c->s;
+    for (int b = 0; b < s->n_buffers; b++) {
+        int grad = s->buffers[b].role == MOE_BUF_ACTIVATION ? s->buffers[b].grad : -1;
+        for (int slot = 0; grad >= 0 && slot < s->buffers[grad].slots; slot++) {
+            const struct touch *t = &w->slots[w->c->first_slot[b] + slot],
+                               *of_grad = &w->slots[w->c->first_slot[grad] + slot];
+            if (!t->writer || t->used || !of_grad->used) continue;
+            say(w, 4, moe_check_named(t->writer->name, -1), "computes", s->buffers[b].name,
+                ", which nothing reads, though its gradient is used");
+            break;
+        }
+    }
+}
+
 void moe_check_streams(struct moe_checker *c, int role)
 {
     const struct moe_role *y = &c->s->roles[role];
@@ -121,6 +140,7 @@ void moe_check_streams(struct moe_checker *c, int role)
         }
     }
     check_passed_on(&w);
+    check_taken(&w);
     int first = 0;
     while (first < c->s->n_ranks && c->s->role_of[first] != role) first++;
     for (int b = 0; b < c->s->n_buffers && first < c->s->n_ranks; b++)

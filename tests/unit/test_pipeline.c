@@ -122,6 +122,28 @@ static void test_deletions(void **state)
     close_piped(&whole);
 }
 
+/* A stage passes on what it got, or another activation of that size. */
+static void test_passes_on_another(void **state)
+{
+    (void)state;
+    for (int fault = 0; fault < 2; fault++) {
+        struct piped p = open_piped(4, 1, 3, fault ? "1f1b" : "gpipe", "");
+        struct moe_role *second = &p.s->roles[1];
+        for (int b = 0; b < second->n_blocks; b++)
+            for (int o = 0; o < second->blocks[b].n_ops; o++) {
+                struct moe_op *op = &second->blocks[b].ops[o];
+                if (op->kind != MOE_COLLECTIVE || strcmp(op->name, "pass_on") || op->send == op->recv)
+                    continue;
+                if (!strcmp(p.s->buffers[op->reads[0].buffer].name, "nothing")) continue;
+                if (fault)
+                    op->reads[0].buffer = fixture_op(second, MOE_FORWARD, "moe_norm")->writes[0].buffer;
+                op->reads[0].shift = -1;
+            }
+        assert_int_equal(check(&p, "stream, which nothing reads, though its gradient is used"), 1u << 4);
+        close_piped(&p);
+    }
+}
+
 /* Lists that are right for one stage forget what several share. */
 static void test_sums_over_stages(void **state)
 {
@@ -218,11 +240,9 @@ static void test_bad_layouts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_orders_are_right),
-        cmocka_unit_test(test_neighbours_disagree),
-        cmocka_unit_test(test_deletions),
-        cmocka_unit_test(test_sums_over_stages),
-        cmocka_unit_test(test_time),
+        cmocka_unit_test(test_orders_are_right), cmocka_unit_test(test_neighbours_disagree),
+        cmocka_unit_test(test_deletions),        cmocka_unit_test(test_passes_on_another),
+        cmocka_unit_test(test_sums_over_stages), cmocka_unit_test(test_time),
         cmocka_unit_test(test_bad_layouts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
