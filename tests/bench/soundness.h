@@ -3,7 +3,9 @@
 #define MOE_BENCH_SOUNDNESS_H
 
 #include "runtime/execute.h"
+#include "sim/check/check.h"
 #include "sim/scenario.h"
+#include "tests/mutation.h"
 
 /* ---- soundness_scenario.c ---- */
 
@@ -28,6 +30,7 @@ void scenario_draw(struct draws *d, int most_ranks, char out[TEXT], char alone[T
     X(EQUAL,     "equal")                     /* bit for bit */ \
     X(ROUNDED,   "equal but for rounding")    /* within the bounds of test_parity */ \
     X(DIFFERS,   "other results") \
+    X(RACED,     "others by stream order")    /* in another order that its streams allow */ \
     X(NO_ANSWER, "no answer in time") \
     X(LIBRARY,   "error of the MPI library") \
     X(REFUSED,   "refused by the executor") \
@@ -65,17 +68,89 @@ struct how {
     int n_steps;
     double timeout_s;
     bool alone, agree; /* agree: members ask each other first */
+    bool distinct;     /* no two tokens of a micro-batch are the same */
 };
 struct run *run_steps(const struct moe_schedule *s, int id, struct how how);
 /* failed: on any of its ranks. NULL is fine. */
 void run_close(struct run *r, bool failed);
 
 /* What persists, or is asked for, in both: gradients, parameters, optimizer's state, norms, losses.
- * Result: EQUAL, ROUNDED or DIFFERS; `a`'s own end when that was no good one. */
-enum end run_compare(const struct run *a, const struct run *b);
+ * before: the parameters that both began with. Result: EQUAL, ROUNDED or DIFFERS; `a`'s own end when that was
+ * no good one. */
+enum end run_compare(const struct run *a, const struct run *b, const struct run *before);
 /* The same for gradients, norms and parameters of a rank of many and the one that has all tokens: the largest
  * difference relative to the largest element. *params: of updated parameters. */
 double run_bound(const struct moe_schedule *s, enum moe_buffer_role role); /* above it, they differ */
 double run_difference(const struct run *many, const struct run *one, int rank, double *params);
+
+/* ---- soundness_order.c ---- */
+
+/* Makes the host order of all roles one in which a machine may run what they issue: the stream `first` as
+ * soon as it may, collectives as they come. No backward operation names its forward one any more. */
+void order_streams(struct moe_schedule *s, int first);
+/* Does an operation with this label come before another on one slot, which either writes, in one such order
+ * of the rank, and after it in the other? */
+bool order_is_open(const struct moe_schedule *s, int rank, const char *label);
+
+/* ---- soundness_explain.c ---- */
+
+enum kind { SCENARIOS, MUTATIONS, ALIKE, KIND_COUNT };
+struct scene {
+    char text[TEXT], alone[TEXT]; /* YAML */
+    struct moe_scenario *sc, *sc1;
+    struct moe_schedule *s;
+};
+
+struct outcome {
+    enum end end;
+    char error[512];
+};
+
+struct trial {
+    enum kind kind;
+    int64_t number;
+    struct scene scene;
+    struct mutation m;
+    struct mutation_draws changes; /* that m was drawn from */
+    struct moe_schedule *s;        /* with the change */
+    struct run *before, *after[2]; /* no step, one and two without it */
+    struct moe_routing *r;
+    struct outcome o[2]; /* as it is, and with members that ask */
+};
+
+/* Why check may say something else than a run: a rule excuses a verdict, and an alarm is explained when each
+ * of its verdicts is. */
+/* clang-format off */
+#define RULES(X) \
+    X(NONE,    "not explained") \
+    X(RACE,    "C6: two orders of the streams differ in who comes first, and give the same here") \
+    X(MIXED,   "C1: members enter another collective each; nothing moves, and MPI lets it pass") \
+    X(SIZES,   "C14 of the operation: a size that only bounds indices, or is not looked at") \
+    X(COUNTS,  "C14 of limit: the counts that it reads tell the simulator; the kernel counts again") \
+    X(TYPE,    "C14 of the operation: a kernel that computes with none of its real operands, or by 1") \
+    X(VECTOR,  "C14 of the operation: a matrix of one row or column is its own transpose") \
+    X(CLIP,    "C5: the norm stays below clip_norm, so that clipping by it or not is the same") \
+    X(NEEDS,   "C8 of the operation: the framework would stop here; the executor has no such test") \
+    X(CHOSEN,  "every token has every expert: choices and their loss are constant, without gradient") \
+    X(NOTHING, "the rank owns no element of what the operation writes") \
+    X(ONE,     "a division by 1") \
+    X(OWN,     "a copy of what the rank updated itself, to where it is") \
+    X(EMPTY,   "the rank has no tokens: what it computes of them, and its contributions, are zero") \
+    X(SETTING, "a rate, decay or coefficient that the schedule says nowhere else")
+/* clang-format on */
+#define X(name, text) RULE_##name,
+enum rule { RULES(X) RULE_COUNT };
+#undef X
+extern const char *const rule_text[];
+
+/* Of an alarm of a run without fault: the first of the rules; none when a verdict has none. */
+enum rule explain_alarm(const struct trial *t);
+/* The same of one verdict. */
+enum rule explain_verdict(const struct trial *t, const struct moe_verdict *v);
+/* Of a run with a fault, and no error of check. */
+enum rule explain_miss(const struct trial *t);
+/* Verdicts about operations that were not changed, one of every class, made up for a run without fault: how
+ * many a rule would excuse. */
+int explain_planted(const struct trial *t, int *n);
 
 #endif

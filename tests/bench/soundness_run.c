@@ -9,6 +9,7 @@
 #include "tests/mpi/parity.h"
 
 #include <errno.h>
+#include <float.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -25,11 +26,18 @@ static const size_t room = (size_t)1 << 36;
  * update of a parameter, times the learning rate, which is at most 0.01 here (kernels/ref.h). Not so SGD. */
 static const double bound = 1e-12, bound_adamw = 1e-12 * 1e8 * 0.01;
 
+static bool is_adamw(const struct moe_role *role)
+{
+    for (int b = 0; b < role->n_blocks; b++)
+        for (int o = 0; o < role->blocks[b].n_ops; o++)
+            if (role->blocks[b].ops[o].kind == MOE_KERNEL && role->blocks[b].ops[o].kernel == MOE_K_ADAMW)
+                return true;
+    return false;
+}
+
 double run_bound(const struct moe_schedule *s, enum moe_buffer_role role)
 {
-    bool adamw = false;
-    for (int i = 0; i < s->n_buffers; i++) adamw |= s->buffers[i].role == MOE_BUF_STATE;
-    return role == MOE_BUF_PARAM && adamw ? bound_adamw : bound;
+    return role == MOE_BUF_PARAM && is_adamw(s->roles) ? bound_adamw : bound;
 }
 
 static struct moe_communicator *base; /* what communicators are split from; another one after a failure */
@@ -274,6 +282,14 @@ static void step(struct run *r, int n_steps, const int32_t *token, const int32_t
     if (r->end != END_EQUAL && r->end != END_NO_ANSWER) *failed_run = this_run;
 }
 
+/* In place of the drawn ones: numbers of tokens times an odd one, of which 256 in a row differ. */
+static void make_distinct(const struct moe_schedule *s, int rank, int32_t *token)
+{
+    int64_t all = parity_stage_tokens(s, rank, s->n_ranks), at = parity_stage_tokens(s, rank, rank);
+    for (int m = 0; m < s->n_micro; m++)
+        for (int64_t t = 0; t < s->tokens[rank]; t++) *token++ = (int32_t)((m * all + at + t) * 167 % 256);
+}
+
 struct run *run_steps(const struct moe_schedule *s, int id, struct how how)
 {
     struct moe_communicator *comm;
@@ -291,6 +307,7 @@ struct run *run_steps(const struct moe_schedule *s, int id, struct how how)
     size_t n = (size_t)(s->tokens[comm->rank] * s->n_micro);
     int32_t *token = moe_alloc(n, sizeof *token), *target = moe_alloc(n, sizeof *target);
     parity_tokens(s, comm->rank, token, target);
+    if (how.distinct) make_distinct(s, comm->rank, token);
     expect(moe_execute_open(s, r->device, comm, &r->options, &r->x));
     step(r, how.n_steps, token, target);
     free(token);
@@ -336,7 +353,20 @@ static bool counts(enum moe_buffer_role role)
            role == MOE_BUF_OUTPUT;
 }
 
-static enum end compare_slot(const struct run *a, const struct run *b, int buffer, int slot)
+/* SGD: what a parameter has moved by is as near as its gradient; beside that each step rounds the sum. A
+ * parameter that is hardly moved would hide an update that is missing. */
+static double allowed(const struct run *b, const struct run *before, int buffer, int slot)
+{
+    const struct moe_schedule *s = b->s;
+    enum moe_buffer_role role = s->buffers[buffer].role;
+    if (role != MOE_BUF_PARAM || is_adamw(s->roles)) return run_bound(s, role);
+    const int64_t steps = moe_execute_steps(b->x);
+    return bound * parity_difference(s, buffer, slot, before->x, b->x, buffer, 0) +
+           (double)steps * DBL_EPSILON;
+}
+
+static enum end compare_slot(const struct run *a, const struct run *b, const struct run *before, int buffer,
+                             int slot)
 {
     const struct moe_buffer *y = &a->s->buffers[buffer];
     int64_t n_a, n_b;
@@ -346,22 +376,23 @@ static enum end compare_slot(const struct run *a, const struct run *b, int buffe
     if (!p || !q || n_a != n_b) return END_DIFFERS;
     if (!memcmp(p, q, (size_t)n_a * (size_t)moe_type_bytes[y->type])) return END_EQUAL;
     double difference = parity_difference(a->s, buffer, slot, a->x, b->x, buffer, 0);
-    return difference <= run_bound(a->s, y->role) ? END_ROUNDED : END_DIFFERS;
+    return difference <= allowed(b, before, buffer, slot) ? END_ROUNDED : END_DIFFERS;
 }
 
-enum end run_compare(const struct run *a, const struct run *b)
+enum end run_compare(const struct run *a, const struct run *b, const struct run *before)
 {
     enum end worst = a->end;
     if (worst != END_EQUAL) return worst;
     for (int i = 0; i < a->s->n_buffers; i++)
         for (int slot = 0; slot < a->s->buffers[i].slots && counts(a->s->buffers[i].role); slot++) {
             if (!moe_holds(a->s, i, slot, a->comm->rank)) continue;
-            enum end here = compare_slot(a, b, i, slot);
+            enum end here = compare_slot(a, b, before, i, slot);
             if (here > worst) worst = here;
         }
     return worst;
 }
 
+/* A rank's gradient is what it updates by: where it is shared out, a part, in a bucket. */
 double run_difference(const struct run *many, const struct run *one, int rank, double *params)
 {
     const struct moe_schedule *s = many->s, *s1 = one->s;
@@ -371,11 +402,16 @@ double run_difference(const struct run *many, const struct run *one, int rank, d
         for (int slot = 0; slot < s->buffers[s->params[i].grad].slots; slot++) {
             const struct moe_param *p = &s->params[i], *p1 = &s1->params[i];
             int64_t n;
-            if (p->buffer >= 0 && !moe_holds(s, p->grad, slot, rank)) continue; /* norms are of all */
-            moe_execute_buffer(many->x, p->grad, slot, &n);
+            if (p->buffer < 0) { /* norms are of all */
+                most = parity_larger(most, parity_difference(s, p->grad, slot, many->x, one->x, p1->grad, 0));
+                continue;
+            }
+            if (!moe_holds(s, p->grad, slot, rank)) continue;
+            moe_execute_buffer(many->x, p->buffer, slot, &n);
+            struct parity_update by = parity_update_of(s, rank, i, slot, n);
             int64_t from = p->shard < 0 ? 0 : n * s->comms[p->shard].index_of[rank];
-            most = parity_larger(most, parity_difference(s, p->grad, slot, many->x, one->x, p1->grad, from));
-            if (p->buffer < 0) continue;
+            most = parity_larger(most, parity_part(s, by.op->reads[1].buffer, by.grad_slot, many->x, by.at,
+                                                   by.n, one->x, p1->grad, slot, from + by.first));
             double d = parity_difference(s, p->buffer, slot, many->x, one->x, p1->buffer, from);
             *params = parity_larger(*params, d);
         }

@@ -1,8 +1,10 @@
 /* soundness_scenario.c - see soundness.h. */
 #include "tests/bench/soundness.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int draw(struct draws *d, int n)
@@ -44,7 +46,8 @@ struct shape {
     int heads, sequence, tokens[8]; /* [each] */
     bool equal;                     /* as many tokens on every rank */
     int group;                      /* tokens that share a capacity, 0: all of the rank */
-    bool limits, mean, clips;
+    int experts, top_k;
+    bool limits, mean, clips, shares; /* shares: distributed optimizer */
 };
 
 /* A sequence does not span ranks: the tokens of a rank are whole ones where attention looks at them. */
@@ -119,12 +122,80 @@ static void add_sync(struct draws *d, const struct shape *y, char out[TEXT])
     add(out, "{do: update}]\n");
 }
 
-static void add_model(struct draws *d, const struct shape *y, int layers, char out[TEXT])
+static void add_model(struct draws *d, struct shape *y, int layers, char out[TEXT])
 {
-    int hidden = y->heads ? y->heads * 2 * draw_between(d, 1, 3) : draw_between(d, 1, 10);
-    int experts = y->ep * draw_between(d, 1, 3), most = experts < 4 ? experts : 4;
+    /* Of one number RMSNorm leaves the sign alone, and nothing before it would have a gradient. */
+    int hidden = y->heads ? y->heads * 2 * draw_between(d, 1, 3) : draw_between(d, 2, 10);
+    y->experts = y->ep * draw_between(d, 1, 3);
+    y->top_k = draw_between(d, 1, y->experts < 4 ? y->experts : 4);
     add(out, "model: {layers: %d, hidden: %d, ffn: %d, experts: %d, top_k: %d, heads: %d, sequence: %d}\n",
-        layers, hidden, draw_between(d, 1, 9), experts, draw_between(d, 1, most), y->heads, y->sequence);
+        layers, hidden, draw_between(d, 1, 9), y->experts, y->top_k, y->heads, y->sequence);
+}
+
+/* Of its part of tokens the framework picks as many as a padded capacity: there must be so many. */
+static bool may_pad(const struct shape *y, int part, const char *factor)
+{
+    return y->equal && ceil((double)(part * y->top_k) / y->experts * strtod(factor, NULL)) <= part;
+}
+
+static const char *yes_or_no(struct draws *d)
+{
+    return draw(d, 2) ? "true" : "false";
+}
+
+/* Padding moves zeros: `alone` has the same rule without. Result: the dispatcher; gshard pads too. */
+static const char *add_megatron(struct draws *d, const struct shape *y, char out[TEXT], char alone[TEXT])
+{
+    static const char *const drops[] = {"probs", "position"},
+                             *const factors[] = {"0.5", "1.0", "1.25", "2.0"},
+                             *const dispatchers[] = {"alltoall", "allgather", "gshard"};
+    const char *factor = choose(d, 4, factors), *drop = choose(d, 2, drops);
+    int part = y->group ? y->group : y->tokens[0];
+    bool pads = may_pad(y, part, factor);
+    add(out, "capacity: {rule: megatron, factor: %s, drop: %s, pad: %s", factor, drop,
+        pads ? yes_or_no(d) : "false");
+    add(alone, "capacity: {rule: megatron, factor: %s, drop: %s, group_tokens: %d}\n", factor, drop, part);
+    if (y->group) add(out, ", group_tokens: %d", y->group);
+    add(out, "}\n");
+    return choose(d, pads ? 3 : 2, dispatchers);
+}
+
+static const char *add_others(struct draws *d, const struct shape *y, char out[TEXT], char alone[TEXT])
+{
+    static const char *const above[] = {"0.5", "1.0", "1.25", "2.0"},
+                             *const any[] = {"-1.5", "0", "0.7", "2.0"},
+                             *const dispatchers[] = {"alltoall", "allgather", "gshard"};
+    char rule[TEXT] = "";
+    int part = y->tokens[0];
+    if (draw(d, 2)) {
+        add(rule, "rule: tutel, factor: %s, unequal_tokens: %s, align: %d", choose(d, 4, any), yes_or_no(d),
+            draw_between(d, 1, 4));
+    } else {
+        int least = part < 4 ? part : 4; /* a top-1 gate needs so many tokens */
+        add(rule, "rule: deepspeed, min_capacity: %d", draw_between(d, 0, least));
+        if (draw(d, 3))
+            add(rule, ", factor: %s", choose(d, 4, above));
+        else
+            add(rule, ", drop_tokens: false, clamp: %s", yes_or_no(d));
+        if (y->top_k == 1) add(rule, ", random_tokens: %s, seed: %d", yes_or_no(d), draw(d, 100));
+        if (y->top_k > 2) add(rule, ", drop: %s", draw(d, 2) ? "probs" : "position");
+    }
+    add(out, "capacity: {%s}\n", rule);
+    add(alone, "capacity: {%s, group_tokens: %d}\n", rule, part);
+    return choose(d, 3, dispatchers);
+}
+
+/* The dispatchers beside those of rules that limit; their buffers hold the tokens of any rank. */
+static void add_dropless(struct draws *d, const struct shape *y, char out[TEXT])
+{
+    static const char *const dispatchers[] = {"alltoall", "allgather",          "gshard",
+                                              "deepep",   "deepep_low_latency", "nvlink_one_sided"};
+    int i = draw(d, 6), most = 1;
+    for (int r = 0; r < y->each; r++)
+        if (y->tokens[r] > most) most = y->tokens[r];
+    add(out, "dispatcher: %s\n", dispatchers[i]);
+    if (i >= 4 && draw(d, 2)) add(out, "max_dispatch_tokens: %d\n", most + draw(d, 3));
+    if (i == 0 && draw(d, 2)) add(out, "apply_probs: %s\n", draw(d, 2) ? "expert" : "home");
 }
 
 /* What both, many ranks and one, are told in the same words. */
@@ -140,10 +211,6 @@ static void add_rules(struct draws *d, const struct shape *y, char out[TEXT])
 
 void scenario_draw(struct draws *d, int most_ranks, char out[TEXT], char alone[TEXT])
 {
-    static const char *const dispatchers[] = {"alltoall", "allgather", "deepep", "deepep_low_latency",
-                                              "nvlink_one_sided"};
-    static const char *const drops[] = {"probs", "position"}, *const factors[] = {"0.5", "1.0", "1.25",
-                                                                                  "2.0"};
     static const char *const pipelines[] = {"1f1b", "gpipe"};
     struct shape y = {.ranks = draw_between(d, 1, most_ranks), .micro = draw_between(d, 1, 3)};
     y.pp = draw(d, 2) ? divisor(d, y.ranks) : 1;
@@ -154,6 +221,7 @@ void scenario_draw(struct draws *d, int most_ranks, char out[TEXT], char alone[T
     y.limits = draw(d, 2);
     y.mean = draw(d, 3) == 0;
     y.clips = draw(d, 3) > 0;
+    y.shares = draw(d, 4) == 0;
     draw_tokens(d, &y);
     char model[TEXT] = "", rules[TEXT] = "";
     int sum = 0, layers = y.pp * draw_between(d, 1, y.pp > 2 ? 1 : 2);
@@ -168,18 +236,15 @@ void scenario_draw(struct draws *d, int most_ranks, char out[TEXT], char alone[T
         model, y.ranks, y.ep, y.pp, y.micro, choose(d, 2, pipelines));
     add(out, "rank_order: %s}\n", moe_rank_order_text[draw(d, MOE_RANK_ORDER_COUNT)]);
     add_tokens(&y, out);
-    add(out, "%sdispatcher: %s\n", rules,
-        choose(d, y.limits ? 2 : 5, dispatchers)); /* the others drop nothing */
-    if (y.limits) {
-        const char *factor = choose(d, 4, factors), *drop = choose(d, 2, drops);
-        int group = y.group ? y.group : y.tokens[0];
-        add(out, "capacity: {rule: megatron, factor: %s, drop: %s, pad: %s", factor, drop,
-            y.equal && draw(d, 2) ? "true" : "false"); /* rows from a peer follow from own tokens */
-        if (y.group) add(out, ", group_tokens: %d", y.group);
-        add(out, "}\n");
-        add(alone, "capacity: {rule: megatron, factor: %s, drop: %s, group_tokens: %d}\n", factor, drop,
-            group);
-    }
-    add(out, "overlap_grad_reduce: %s\n", draw(d, 2) ? "true" : "false");
-    if (draw(d, 2)) add_sync(d, &y, out);
+    add(out, "%srow_dot: %s\n", rules, draw(d, 4) ? "fixed" : "by_rows");
+    if (!y.limits)
+        add_dropless(d, &y, out);
+    else
+        add(out, "dispatcher: %s\n",
+            y.group || draw(d, 2) ? add_megatron(d, &y, out, alone) : add_others(d, &y, out, alone));
+    add(out, "overlap_grad_reduce: %s\n", yes_or_no(d));
+    if (y.shares)
+        add(out, "distributed_optimizer: {bucket_size: %d}\n", 100 * draw(d, 6));
+    else if (draw(d, 2))
+        add_sync(d, &y, out);
 }

@@ -108,4 +108,43 @@ static inline double parity_difference(const struct moe_schedule *s, int buffer,
     return parity_part(s, buffer, slot, a, 0, n, b, whole, slot, from);
 }
 
+/* An operation that updates a slot of a parameter, or a part of it, and what it takes. */
+struct parity_update {
+    const struct moe_op *op;
+    int slot, grad_slot;  /* of the parameter, and of the buffer where its gradient lies */
+    int64_t first, at, n; /* elements: of the parameter, of that buffer; how many */
+};
+
+static inline bool parity_is_update(const struct moe_schedule *s, int rank, const struct moe_op *op,
+                                    int layer, int param, int64_t extent, struct parity_update *out)
+{
+    const struct moe_ref *value = &op->writes[0], *grad = &op->reads[1];
+    struct moe_env none = {0};
+    if (op->kind != MOE_KERNEL || (op->kernel != MOE_K_SGD && op->kernel != MOE_K_ADAMW) ||
+        value->buffer != s->params[param].buffer)
+        return false;
+    *out = (struct parity_update){op, moe_slot(s, *value, layer), moe_slot(s, *grad, layer), 0, 0, extent};
+    if (!value->n) return true;
+    out->first = moe_eval(s, none, value->begin, rank, 0, 0);
+    out->at = moe_eval(s, none, grad->begin, rank, 0, 0);
+    out->n = moe_eval(s, none, value->n, rank, 0, 0);
+    return true;
+}
+
+/* The one of a slot in what a rank issues. */
+static inline struct parity_update parity_update_of(const struct moe_schedule *s, int rank, int param,
+                                                    int slot, int64_t extent)
+{
+    const struct moe_role *role = &s->roles[s->role_of[rank]];
+    struct parity_update out;
+    for (int k = 0; k < role->n_instances; k++) {
+        const struct moe_block *block = &role->blocks[role->itinerary[k].block];
+        for (int o = 0; o < block->n_ops; o++)
+            if (parity_is_update(s, rank, &block->ops[o], role->itinerary[k].layer, param, extent, &out) &&
+                out.slot == slot)
+                return out;
+    }
+    moe_bug(__FILE__, __LINE__, s->params[param].name);
+}
+
 #endif

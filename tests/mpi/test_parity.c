@@ -144,44 +144,6 @@ static void same_peers(struct moe_communicator *world, const struct moe_scenario
     moe_routing_free(r);
 }
 
-/* An operation that updates a slot of a parameter, or a part of it, and what it takes. */
-struct update {
-    const struct moe_op *op;
-    int slot, grad_slot;  /* of the parameter, and of the buffer where its gradient lies */
-    int64_t first, at, n; /* elements: of the parameter, of that buffer; how many */
-};
-
-static bool is_update(const struct moe_schedule *s, int rank, const struct moe_op *op, int layer, int param,
-                      int64_t extent, struct update *out)
-{
-    const struct moe_ref *value = &op->writes[0], *grad = &op->reads[1];
-    struct moe_env none = {0};
-    if (op->kind != MOE_KERNEL || (op->kernel != MOE_K_SGD && op->kernel != MOE_K_ADAMW) ||
-        value->buffer != s->params[param].buffer)
-        return false;
-    *out = (struct update){op, moe_slot(s, *value, layer), moe_slot(s, *grad, layer), 0, 0, extent};
-    if (!value->n) return true;
-    out->first = moe_eval(s, none, value->begin, rank, 0, 0);
-    out->at = moe_eval(s, none, grad->begin, rank, 0, 0);
-    out->n = moe_eval(s, none, value->n, rank, 0, 0);
-    return true;
-}
-
-/* The one of a slot in what a rank issues. */
-static struct update update_of(const struct moe_schedule *s, int rank, int param, int slot, int64_t extent)
-{
-    const struct moe_role *role = &s->roles[s->role_of[rank]];
-    struct update out;
-    for (int k = 0; k < role->n_instances; k++) {
-        const struct moe_block *block = &role->blocks[role->itinerary[k].block];
-        for (int o = 0; o < block->n_ops; o++)
-            if (is_update(s, rank, &block->ops[o], role->itinerary[k].layer, param, extent, &out) &&
-                out.slot == slot)
-                return out;
-    }
-    moe_bug(__FILE__, __LINE__, s->params[param].name);
-}
-
 /* What a rank updates a slot by, and (SGD, which does not divide by what may be near 0) what that gives. */
 static double compare_slot(const struct moe_schedule *s, int rank, const struct moe_execution *many,
                            const struct moe_execution *one, int param, int slot)
@@ -190,7 +152,7 @@ static double compare_slot(const struct moe_schedule *s, int rank, const struct 
     const struct moe_param *p = &s->params[param];
     int64_t n;
     moe_execute_buffer(many, p->buffer, slot, &n);
-    struct update mine = update_of(s, rank, param, slot, n);
+    struct parity_update mine = parity_update_of(s, rank, param, slot, n);
     int64_t from = p->shard < 0 ? 0 : n * s->comms[p->shard].index_of[rank];
     double most = parity_part(s, mine.op->reads[1].buffer, mine.grad_slot, many, mine.at, mine.n, one,
                               s1->params[param].grad, slot, from + mine.first);
