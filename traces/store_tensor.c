@@ -44,16 +44,36 @@ static bool is_printable(const char *name)
     return *name != '\0';
 }
 
-/* -1 or an index: of a layer or an expert. */
-static bool is_index(sqlite3_stmt *q, int column)
+/* Integers, reals, text: the file may hold anything there. */
+static bool has_types(sqlite3_stmt *q)
+{
+    for (int i = 0; i <= 13; i++) {
+        const int type = sqlite3_column_type(q, i), expected = i < 9    ? SQLITE_INTEGER
+                                                               : i < 11 ? SQLITE_FLOAT
+                                                                        : SQLITE_TEXT;
+        if (type != expected) return false;
+    }
+    return true;
+}
+
+static bool is_within(sqlite3_stmt *q, int column, int64_t low, int64_t high)
 {
     const int64_t value = sqlite3_column_int64(q, column);
-    return value >= -1 && value <= UINT16_MAX;
+    return value >= low && value <= high;
+}
+
+/* What does not fit into the fields of a row, or makes no number of bytes. */
+static bool fits(sqlite3_stmt *q)
+{
+    return is_within(q, 1, 0, INT32_MAX) && is_within(q, 2, -1, UINT16_MAX) &&
+           is_within(q, 3, -1, UINT16_MAX) && is_within(q, 4, 0, INT32_MAX) && is_within(q, 5, 2, 8) &&
+           is_within(q, 6, 0, INT64_MAX / 8);
 }
 
 static int read_row(struct moe_store *s, sqlite3_stmt *q, struct moe_store_tensor *t)
 {
     char role[MOE_NAME], presence[MOE_NAME];
+    const bool right = has_types(q) && fits(q); /* before text is made of it */
     *t = (struct moe_store_tensor){
         .step = sqlite3_column_int64(q, 0),
         .rank = sqlite3_column_int(q, 1),
@@ -72,12 +92,11 @@ static int read_row(struct moe_store *s, sqlite3_stmt *q, struct moe_store_tenso
     moe_store_copy_text(presence, sizeof presence, q, 13);
     const int r = place_of(role, moe_tensor_role_text, MOE_TENSOR_ROLE_COUNT),
               p = place_of(presence, moe_presence_text, MOE_PRESENCE_COUNT);
-    MOE_TRY(moe_store_check_indices(s, q, 1, 1));
-    if (r < 0 || p < 0 || !is_index(q, 2) || !is_index(q, 3) || !is_printable(t->name) || t->n < 0 ||
-        t->n_nonfinite < 0 || t->n_nonfinite > t->n ||
+    if (!right || r < 0 || p < 0 || !is_printable(t->name) || t->n_nonfinite < 0 || t->n_nonfinite > t->n ||
         (t->element_bytes != 2 && t->element_bytes != 4 && t->element_bytes != 8) || !(t->sum_squares >= 0))
-        return moe_fail(MOE_EINPUT, "%s: step %lld, rank %d: the row of tensor %s '%s' (%s) cannot be",
-                        s->path, (long long)t->step, t->rank, role, t->name, presence);
+        return moe_fail(MOE_EINPUT, "%s: step %lld, rank %lld: the row of tensor %s '%s' (%s) cannot be",
+                        s->path, (long long)t->step, (long long)sqlite3_column_int64(q, 1), role, t->name,
+                        presence);
     t->role = (enum moe_tensor_role)r;
     t->presence = (enum moe_presence)p;
     return MOE_OK;
@@ -109,7 +128,7 @@ int moe_store_tensor_content(struct moe_store *s, const struct moe_store_tensor 
     const void *blob = sqlite3_column_blob(q, 0);
     const int64_t bytes = sqlite3_column_bytes(q, 0);
     int err = MOE_OK;
-    if (blob && bytes != t->n * t->element_bytes) {
+    if (blob && (bytes % t->element_bytes || bytes / t->element_bytes != t->n)) {
         err = moe_fail(MOE_EINPUT, "%s: step %lld, rank %d: %s holds %lld bytes, expected %lld x %d", s->path,
                        (long long)t->step, t->rank, t->name, (long long)bytes, (long long)t->n,
                        t->element_bytes);

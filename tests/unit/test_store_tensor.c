@@ -133,11 +133,18 @@ static int accept(void *ctx, const struct moe_store_tensor *t)
 /* A row that cannot be is the file's fault, and says where. */
 static void test_broken_rows(void **state)
 {
-    static const char *const change[] = {"role = 'weight'",       "presence = ''",    "n = -1",
-                                         "n_nonfinite = 5",       "layer = -2",       "expert = -2",
-                                         "element_bytes = 2",     "sum_squares = -1", "rank = 1 << 40",
-                                         "layer = 65536",         "expert = 1 << 32", "name = ''",
-                                         "name = 'a' || char(10)"};
+    /* clang-format off */
+    static const char *const change[] = {
+        "role = 'weight'", "presence = ''", "n = -1",
+        "n_nonfinite = 5", "layer = -2", "expert = -2",
+        "element_bytes = 3", "sum_squares = -1", "rank = 1 << 40",
+        "layer = 65536", "expert = 1 << 32", "name = ''",
+        "name = 'a' || char(10)", "n = 'abc'", "n = 1 << 60",
+        "n = 1 << 61", "place = 1 << 32", "place = -1",
+        "element_bytes = 4 + (1 << 32)", "hash = x'00'", "sum = 'abc'",
+        "expert = 0.5", "name = x'41'",
+    };
+    /* clang-format on */
     (void)state;
     for (size_t i = 0; i < sizeof change / sizeof *change; i++) {
         char text[128];
@@ -156,6 +163,11 @@ static void test_broken_rows(void **state)
     void *content;
     assert_int_equal(moe_store_tensor_content(s, &t, &content), MOE_EINPUT);
     assert_non_null(strstr(moe_error(), "holds 1 bytes, expected 4 x 4"));
+    /* 2^62 + 1 elements of 4 bytes are as many bytes as one, modulo 2^64. */
+    sql("run.db", "UPDATE tensor SET content = x'00000000' WHERE role = 'parameter'");
+    struct moe_store_tensor more = t;
+    more.n = ((int64_t)1 << 62) + 1;
+    assert_int_equal(moe_store_tensor_content(s, &more, &content), MOE_EINPUT);
     moe_store_close(s);
 }
 
