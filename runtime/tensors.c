@@ -31,6 +31,35 @@ static int place_of(const struct moe_schedule *s, const struct moe_role *role, i
     return last < 0 ? place : last;
 }
 
+static bool touches(const struct moe_schedule *s, const struct moe_ref *refs, int n, int layer, int buffer,
+                    int slot)
+{
+    for (int r = 0; r < n; r++)
+        if (refs[r].buffer == buffer && moe_slot(s, refs[r], layer) == slot) return true;
+    return false;
+}
+
+static bool updates(const struct moe_op *op)
+{
+    return op->kind == MOE_KERNEL && (op->kernel == MOE_K_SGD || op->kernel == MOE_K_ADAMW);
+}
+
+/* Does the update read the gradient elsewhere? */
+static bool is_bucketed(const struct moe_schedule *s, const struct moe_role *role, const struct moe_param *p,
+                        int slot)
+{
+    for (int i = 0; i < role->n_instances; i++) {
+        const int layer = role->itinerary[i].layer;
+        const struct moe_block *block = &role->blocks[role->itinerary[i].block];
+        for (int o = 0; o < block->n_ops; o++) {
+            const struct moe_op *op = &block->ops[o];
+            if (updates(op) && touches(s, op->writes, op->n_writes, layer, p->buffer, slot))
+                return !touches(s, op->reads, op->n_reads, layer, p->grad, slot);
+        }
+    }
+    return false;
+}
+
 static void add_element(struct moe_store_tensor *t, double value, uint64_t bits)
 {
     t->hash = moe_hash64(t->hash ^ bits);
@@ -86,10 +115,11 @@ int moe_tensors_add_slot(const struct moe_tensors_to *to, const struct moe_execu
                                  .role = role,
                                  .element_bytes = moe_type_bytes[s->buffers[p->buffer].type]};
     int64_t n;
-    const bool given = !gradient || moe_execute_given(x, buffer, slot);
+    const bool given = !gradient || moe_execute_given(x, buffer, slot),
+               bucketed = gradient && is_bucketed(s, &s->roles[s->role_of[rank]], p, slot);
     if (!moe_execute_buffer(x, p->buffer, slot, &n)) return MOE_EFAILED;
-    const char *content = given ? moe_execute_buffer(x, buffer, slot, &n) : NULL;
-    if (given && !content) return MOE_EFAILED;
+    const char *content = given && !bucketed ? moe_execute_buffer(x, buffer, slot, &n) : NULL;
+    if (given && !bucketed && !content) return MOE_EFAILED;
     t.place = place_of(s, &s->roles[s->role_of[rank]], buffer, slot, gradient);
     t.n = n / experts;
     moe_copy_name(t.name, p->name);
@@ -99,7 +129,7 @@ int moe_tensors_add_slot(const struct moe_tensors_to *to, const struct moe_execu
         t.sum = t.sum_squares = 0;
         t.n_nonfinite = 0;
         t.hash = (uint64_t)t.n;
-        t.presence = MOE_IS_NONE;
+        t.presence = given ? MOE_IS_BUCKETED : MOE_IS_NONE;
         if (part) take(&t, part, to->poisoned);
         t.content = to->whole ? part : NULL;
         MOE_TRY(moe_store_add_tensor(to->store, &t));
@@ -121,18 +151,9 @@ int moe_tensors_add(const struct moe_tensors_to *to, const struct moe_execution 
 
 /* ---- when gradients are complete ---- */
 
-static bool touches(const struct moe_schedule *s, const struct moe_ref *refs, int n, int layer, int buffer,
-                    int slot)
-{
-    for (int r = 0; r < n; r++)
-        if (refs[r].buffer == buffer && moe_slot(s, refs[r], layer) == slot) return true;
-    return false;
-}
-
 static bool consumes(const struct moe_op *op)
 {
-    return op->kind == MOE_KERNEL &&
-           (op->kernel == MOE_K_CLIP || op->kernel == MOE_K_SGD || op->kernel == MOE_K_ADAMW);
+    return updates(op) || (op->kind == MOE_KERNEL && op->kernel == MOE_K_CLIP);
 }
 
 /* The operations until the last one that writes the gradient before it is consumed. */

@@ -85,10 +85,12 @@ int moe_store_each_op(struct moe_store *s, int64_t step_from, int64_t step_to,
         X(PARAM, "parameter")
 /* PRESENT        it has elements that are not zero
  * ZERO           written in this step, and exactly zero
- * NONE      no operation computed it in this step, also if some scaled or summed it; without content
- * UNINITIALISED  it holds NaN, and buffers that nobody wrote had been filled with NaN */
+ * NONE           no operation computed it in this step, also if some scaled or summed it; without content
+ * UNINITIALISED  it holds NaN, and buffers that nobody wrote had been filled with NaN
+ * BUCKETED       a gradient that is summed in a bucket, part by part, and not kept; without content */
 #define MOE_PRESENCES(X) \
-        X(PRESENT, "present") X(ZERO, "zero") X(NONE, "none") X(UNINITIALISED, "uninitialised")
+        X(PRESENT, "present") X(ZERO, "zero") X(NONE, "none") X(UNINITIALISED, "uninitialised") \
+        X(BUCKETED, "bucketed")
 /* clang-format on */
 #define X(name, text) MOE_TENSOR_##name,
 enum moe_tensor_role { MOE_TENSOR_ROLES(X) MOE_TENSOR_ROLE_COUNT };

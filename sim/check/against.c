@@ -30,18 +30,20 @@ struct comparison {
     const struct moe_copies *last; /* the last in common that was compared */
 };
 
-/* The first row of a tensor in a run, or NULL. */
+/* The row of the tensor that a run holds, or NULL: also where the gradient was not kept. */
 static const struct moe_store_tensor *find(const struct moe_captured *c, const struct moe_store_tensor *t)
 {
-    int low = 0, high = c->n_rows;
-    while (low < high) {
-        const int middle = low + (high - low) / 2;
-        if (moe_captured_order(&c->row[middle], t) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < c->n_rows && moe_captured_order(&c->row[low], t) == 0 ? &c->row[low] : NULL;
+    const struct moe_store_tensor *row = moe_captured_find(c, t, t->role, -1);
+    return row && row->presence != MOE_IS_BUCKETED ? row : NULL;
+}
+
+/* Tensors of one run that the other has not. */
+static int count_alone(const struct moe_captured *c, const struct moe_captured *other)
+{
+    int n = 0;
+    for (int g = 0; g < c->n_groups; g++)
+        n += c->group[g].row->presence != MOE_IS_BUCKETED && !find(other, c->group[g].row);
+    return n;
 }
 
 static bool same(const struct moe_store_tensor *a, const struct moe_store_tensor *b)
@@ -57,7 +59,7 @@ static void compare(struct comparison *c)
         to = moe_captured_stage(c->run, from);
         for (int g = from; g < to; g++) {
             const struct moe_store_tensor *a = c->run->group[g].row, *b = find(c->other, a);
-            if (!b) continue;
+            if (!b || !find(c->run, a)) continue;
             c->last = &c->run->group[g];
             if (same(a, b)) {
                 c->n_same++;
@@ -202,13 +204,17 @@ static void report_first(const struct comparison *c, bool explained, struct moe_
 {
     struct moe_findings findings = {0};
     const struct moe_store_tensor *t = c->n ? c->pair->a : c->last->row;
-    char what[256];
+    char what[256], alone[96] = "";
+    const int here = count_alone(c->run, c->other), there = count_alone(c->other, c->run);
     int n_unlike = 0;
     for (int i = 0; i < c->n; i++) n_unlike += is_unlike(&c->pair[i]);
     struct moe_finding *f = moe_finding_add(&findings, 9, 0, false, t, c->n ? c->pair->n : c->last->n);
     f->severity = n_unlike && !explained ? MOE_SEVERITY_ERROR : MOE_SEVERITY_NOTE;
+    if (here || there)
+        snprintf(alone, sizeof alone, "; %d tensors are in this run alone, %d in the other alone", here,
+                 there);
     if (!c->n) {
-        moe_finding_report(f, out, "all %d tensors up to here are the same to the bit", c->n_same);
+        moe_finding_report(f, out, "all %d tensors up to here are the same to the bit%s", c->n_same, alone);
         free(findings.item);
         return;
     }
@@ -226,9 +232,9 @@ static void report_first(const struct comparison *c, bool explained, struct moe_
     moe_finding_report(
         f, out,
         "the first that differs, %s; in this stage %d differ, %d of them by more than rounding "
-        "or a factor; %d up to it are the same to the bit%s",
+        "or a factor; %d up to it are the same to the bit%s%s",
         what, c->n, n_unlike, c->n_same,
-        t->role == MOE_TENSOR_INITIAL ? "; the runs begin with other parameters" : "");
+        t->role == MOE_TENSOR_INITIAL ? "; the runs begin with other parameters" : "", alone);
     free(findings.item);
 }
 

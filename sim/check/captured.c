@@ -47,6 +47,8 @@ static int keep(void *ctx, const struct moe_store_tensor *t)
     c->row = moe_grow(c->row, &c->cap_rows, c->n_rows + 1, sizeof *c->row);
     c->row[c->n_rows++] = *t;
     if (t->layer >= c->n_layers) c->n_layers = t->layer + 1;
+    c->n_bucketed += t->presence == MOE_IS_BUCKETED;
+    c->clips |= t->role == MOE_TENSOR_CLIPPED;
     return MOE_OK;
 }
 
@@ -93,6 +95,30 @@ void moe_captured_free(struct moe_captured *c)
 int moe_captured_rows(const struct moe_captured *c)
 {
     return c->n_rows;
+}
+
+int moe_captured_bucketed(const struct moe_captured *c)
+{
+    return c->n_bucketed;
+}
+
+const struct moe_store_tensor *moe_captured_find(const struct moe_captured *c,
+                                                 const struct moe_store_tensor *t, enum moe_tensor_role role,
+                                                 int rank)
+{
+    struct moe_store_tensor key = *t;
+    int low = 0, high = c->n_rows;
+    key.role = role;
+    key.rank = rank;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (by_tensor(&c->row[middle], &key) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == c->n_rows || moe_captured_order(&c->row[low], &key) != 0) return NULL;
+    return rank < 0 || c->row[low].rank == rank ? &c->row[low] : NULL;
 }
 
 int moe_captured_stage(const struct moe_captured *c, int from)

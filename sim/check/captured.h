@@ -2,7 +2,8 @@
  *
  * Rows that name the same tensor of the model (name, layer, expert) are copies of it. What is looked for
  * (class, after the check classes of the bug atlas):
- *   C6 content   a parameter or gradient that is absent, never written or not finite
+ *   C6 content   a parameter or gradient that is absent, never written or not finite, or has no row beside
+ *                the tensor's others of a rank in a step
  *   C16 copies   copies differ, or experts are copies of one
  *   C4 reduction copies of a gradient differ before clipping: it was not summed over all of them; or
  *                different experts have the same gradient: it was summed over ranks with other experts
@@ -12,7 +13,7 @@
  *   C4 reduction possible: the norm is about the square root of a number of ranks times the other's
  *   C9 repeat    the first tensor that differs, and whether by more than rounding
  * A fault spreads: the first step and stage (initial parameters, gradients, clipped ones, parameters) that
- * shows one is reported, and none after it. Sizes met: 1 to 64 ranks, 20 to 10,000 tensors, 1 to 1,000 steps.
+ * shows an error is reported, and none after it. Of gradients in buckets nothing is said. Sizes met: 1 to 64 ranks, 20 to 10,000 tensors, 1 to 1,000 steps.
  */
 #ifndef MOE_CAPTURED_H
 #define MOE_CAPTURED_H
@@ -26,19 +27,20 @@ struct moe_captured;
  * Cost: O(rows * log rows) time, 200 bytes a row. */
 int moe_captured_load(struct moe_store *s, struct moe_captured **out);
 void moe_captured_free(struct moe_captured *c);
-int moe_captured_rows(const struct moe_captured *c); /* 0: the run kept no tensors */
+int moe_captured_rows(const struct moe_captured *c);     /* 0: the run kept no tensors */
+int moe_captured_bucketed(const struct moe_captured *c); /* of them gradients in buckets: nothing is known */
 
 /* Adds verdicts about one run: C4, C5, C6, C16.
  *
- * Result: none when every tensor is finite and written, copies are the same to the bit in every step, and
- * experts differ. Zeros and constants do not count as the same. Copies that differ by no more than rounding
- * are a possible error.
+ * Result: none when no row is missing, every tensor is finite and written, copies are the same to the bit in
+ * every step, and experts differ. Zeros and constants do not count as the same. The first copies that differ
+ * by no more than rounding are a possible error, which ends nothing.
  * Errors: those of the store. */
 int moe_check_captured(const struct moe_captured *c, struct moe_verdicts *out);
 
 /* Adds verdicts of a run against another of the same model and batches, on any layout: C3, C4, C9.
  *
- * Result: one C9: a note when all tensors in common are the same to the bit, when rounding or a factor
+ * Result: one C9, which also counts tensors that only one of the runs has: a note when all tensors in common are the same to the bit, when rounding or a factor
  * explains what differs in the first stage that does, or when `out` holds an error, which then explains it;
  * else an error. Rounding is up to 256 units in the last place of a tensor's norm (bfloat16: 16), what a
  * random walk makes of 65,536 additions; of tensors without content it is judged by norm and sum.

@@ -15,6 +15,8 @@ struct moe_captured {
     struct moe_store_info info;
     int n_rows, cap_rows, n_groups;
     int n_layers;                 /* of the model, as tensors name them */
+    int n_bucketed;               /* rows */
+    bool clips;                   /* some row is of a clipped gradient */
     struct moe_store_tensor *row; /* [n_rows] by step, role, name, layer, expert, rank */
     struct moe_copies *group;     /* [n_groups] by step, role, place, layer, expert */
 };
@@ -23,6 +25,11 @@ struct moe_captured {
 int moe_captured_stage(const struct moe_captured *c, int from);
 /* Orders the rows by tensor: negative, 0, positive. */
 int moe_captured_order(const struct moe_store_tensor *a, const struct moe_store_tensor *b);
+
+/* The row of this tensor in the same step, in a role, on a rank or (-1) the first of any; NULL without. */
+const struct moe_store_tensor *moe_captured_find(const struct moe_captured *c,
+                                                 const struct moe_store_tensor *t, enum moe_tensor_role role,
+                                                 int rank);
 
 /* Several tensors that have one fault: the first names it. */
 struct moe_finding {

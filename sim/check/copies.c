@@ -64,6 +64,7 @@ static int check_content(const struct moe_captured *c, int from, int to, struct 
     for (int g = from; g < to; g++)
         for (int i = 0; i < c->group[g].n; i++) {
             const enum fault fault = fault_of(&c->group[g].row[i]);
+            if (c->group[g].row[i].presence == MOE_IS_BUCKETED) continue;
             all++;
             if (fault == FINE) well++;
             if (fault != FINE) moe_finding_add(&findings, 6, (int)fault, true, &c->group[g].row[i], 1);
@@ -73,6 +74,29 @@ static int check_content(const struct moe_captured *c, int from, int to, struct 
     const bool found = findings.n > 0;
     free(findings.item);
     return err < 0 ? err : found;
+}
+
+/* A step of a rank is written as one: where it has one row of a tensor it has those of the other stages.
+ * Result: 1 when it found something. */
+static int check_missing(const struct moe_captured *c, int from, int to, struct moe_verdicts *out)
+{
+    static const char *const text[MOE_TENSOR_ROLE_COUNT] = {[MOE_TENSOR_GRADIENT] = "gradient",
+                                                            [MOE_TENSOR_CLIPPED] = "clipped gradient",
+                                                            [MOE_TENSOR_PARAM] = "updated value"};
+    struct moe_findings findings = {0};
+    for (int g = from; g < to && c->group[from].row->role != MOE_TENSOR_INITIAL; g++)
+        for (int i = 0; i < c->group[g].n; i++)
+            for (int role = MOE_TENSOR_GRADIENT; role < MOE_TENSOR_ROLE_COUNT; role++) {
+                const struct moe_store_tensor *t = &c->group[g].row[i];
+                if ((c->clips || role != MOE_TENSOR_CLIPPED) &&
+                    !moe_captured_find(c, t, (enum moe_tensor_role)role, t->rank))
+                    moe_finding_add(&findings, 6, role, true, t, 1);
+            }
+    for (int i = 0; i < findings.n; i++)
+        moe_finding_report(&findings.item[i], out, "the store has no row of its %s on rank %d in this step",
+                           text[findings.item[i].kind], findings.item[i].first->rank);
+    free(findings.item);
+    return findings.n > 0;
 }
 
 /* ---- copies that differ ---- */
@@ -93,13 +117,8 @@ static const struct moe_store_tensor *other_copy(const struct moe_copies *g)
 /* The norm of a clipped gradient over that of the gradient, on its rank; 1 without that. */
 static double clipped_to(const struct moe_captured *c, const struct moe_store_tensor *t)
 {
-    for (int i = 0; i < c->n_rows; i++) {
-        const struct moe_store_tensor *g = &c->row[i];
-        if (g->step == t->step && g->role == MOE_TENSOR_GRADIENT && g->rank == t->rank &&
-            g->layer == t->layer && g->expert == t->expert && !strcmp(g->name, t->name))
-            return norm_of(t) / norm_of(g);
-    }
-    return 1;
+    const struct moe_store_tensor *g = moe_captured_find(c, t, MOE_TENSOR_GRADIENT, t->rank);
+    return g ? norm_of(t) / norm_of(g) : 1;
 }
 
 static void report_copies(const struct moe_captured *c, struct moe_finding *f, const struct moe_copies *g,
@@ -131,8 +150,9 @@ static void report_copies(const struct moe_captured *c, struct moe_finding *f, c
             norm_of(a), a->rank, norm_of(b), b->rank);
 }
 
-/* Result: 1 when it found something. */
-static int check_copies(const struct moe_captured *c, int from, int to, struct moe_verdicts *out)
+/* *near: some differed by rounding, which the first of them says; what follows from it is left out.
+ * Result: 1 when some differ by more. */
+static int check_copies(const struct moe_captured *c, int from, int to, bool *near, struct moe_verdicts *out)
 {
     static const int class_of[MOE_TENSOR_ROLE_COUNT] = {[MOE_TENSOR_INITIAL] = 16,
                                                         [MOE_TENSOR_GRADIENT] = 4,
@@ -140,20 +160,22 @@ static int check_copies(const struct moe_captured *c, int from, int to, struct m
                                                         [MOE_TENSOR_PARAM] = 16};
     struct moe_findings findings = {0};
     const struct moe_copies *first = NULL;
-    bool near = true;
+    bool all_near = true;
     for (int g = from; g < to; g++) {
         const struct moe_copies *copies = &c->group[g];
         if (!other_copy(copies)) continue;
         if (!first) first = copies;
-        for (int i = 1; i < copies->n; i++) near &= moe_captured_near(&copies->row[i], copies->row, 1);
+        for (int i = 1; i < copies->n; i++) all_near &= moe_captured_near(&copies->row[i], copies->row, 1);
         moe_finding_add(&findings, class_of[copies->row->role], 0, false, copies->row, copies->n);
     }
-    if (findings.n) {
-        findings.item->severity = near ? MOE_SEVERITY_POSSIBLE : MOE_SEVERITY_ERROR;
+    const bool found = findings.n && !all_near;
+    if (findings.n && (found || !*near)) {
+        findings.item->severity = found ? MOE_SEVERITY_ERROR : MOE_SEVERITY_POSSIBLE;
         report_copies(c, findings.item, first, out);
     }
+    *near |= findings.n && all_near;
     free(findings.item);
-    return findings.n;
+    return found;
 }
 
 /* ---- experts that are the same ---- */
@@ -238,13 +260,15 @@ static int check_experts(const struct moe_captured *c, int from, int to, struct 
 
 int moe_check_captured(const struct moe_captured *c, struct moe_verdicts *out)
 {
-    bool same_experts = false;
+    bool same_experts = false, near = false;
     for (int from = 0, to; from < c->n_groups; from = to) {
         const enum moe_tensor_role role = c->group[from].row->role;
         to = moe_captured_stage(c, from);
-        int found = check_content(c, from, to, out);
+        int found = check_missing(c, from, to, out);
+        if (found) return MOE_OK;
+        found = check_content(c, from, to, out);
         if (found) return found < 0 ? found : MOE_OK;
-        found = check_copies(c, from, to, out);
+        found = check_copies(c, from, to, &near, out);
         if (!same_experts && role != MOE_TENSOR_CLIPPED && check_experts(c, from, to, out)) {
             same_experts = true;
             found |= role == MOE_TENSOR_GRADIENT; /* those that begin alike may part */

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Was anything said that an absent verdict of the class could prove? */
 static bool is_asked(int check_class, const struct moe_input *in)
@@ -57,8 +58,18 @@ static json_t *class_json(int number)
     return json_sprintf("C%d", number);
 }
 
-/* rows: of tensors that the run kept */
-static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in, int rows)
+struct shown { /* of the tensors that a run kept */
+    int rows, bucketed;
+    bool differ; /* copies do, which is no error */
+};
+
+static bool is_seen(const struct shown *run, int i)
+{
+    return run->rows && !(run->differ && !strcmp(seen[i].name, "C16"));
+}
+
+static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in,
+                       const struct shown *run)
 {
     for (int i = 0; i < verdicts->n; i++) {
         moe_print_verdict(&verdicts->item[i], stdout);
@@ -70,7 +81,11 @@ static void print_text(const struct moe_verdicts *verdicts, int errors, const st
         printf("no errors: ");
     moe_input_print(in);
     if (!errors) moe_print_classes(in);
-    for (int i = 0; i < SEEN_COUNT && !errors && rows; i++) printf("  %s %s\n", seen[i].name, seen[i].seen);
+    for (int i = 0; i < SEEN_COUNT && !errors; i++)
+        if (is_seen(run, i)) printf("  %s %s\n", seen[i].name, seen[i].seen);
+    if (run->bucketed)
+        printf("  run: %d of %d rows are of gradients in buckets, which were not kept\n", run->bucketed,
+               run->rows);
 }
 
 static json_t *outcomes_json(void)
@@ -95,7 +110,8 @@ json_t *moe_verdict_json(const struct moe_verdict *v)
     return out;
 }
 
-static void print_json(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in, int rows)
+static void print_json(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in,
+                       const struct shown *shown)
 {
     json_t *list = json_array(), *proven = json_array();
     for (int i = 0; i < verdicts->n; i++) json_array_append_new(list, moe_verdict_json(&verdicts->item[i]));
@@ -105,9 +121,12 @@ static void print_json(const struct moe_verdicts *verdicts, int errors, const st
     json_t *out = json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input",
                             moe_input_json(in), "errors", errors, "verdicts", list, "proven", proven);
     json_t *run = json_array();
-    for (int i = 0; i < SEEN_COUNT && !errors; i++) json_array_append_new(run, json_string(seen[i].name));
-    if (rows)
-        json_object_set_new(out, "run", json_pack("{s:i, s:o}", "tensors", rows, "seen", run));
+    for (int i = 0; i < SEEN_COUNT && !errors; i++)
+        if (is_seen(shown, i)) json_array_append_new(run, json_string(seen[i].name));
+    if (shown->rows)
+        json_object_set_new(
+            out, "run",
+            json_pack("{s:i, s:i, s:o}", "tensors", shown->rows, "bucketed", shown->bucketed, "seen", run));
     else
         json_decref(run);
     moe_print_json(out);
@@ -154,22 +173,24 @@ static int load_run(const char *path, struct moe_store **store, struct moe_captu
     return err < 0 ? moe_fail_in(path, err) : MOE_OK;
 }
 
-/* What a capture itself shows, and beside another one. rows: of its tensors. */
-static int check_run(const struct moe_args *args, struct moe_verdicts *out, int *rows)
+/* What a capture itself shows, and beside another one. */
+static int check_run(const struct moe_args *args, struct moe_verdicts *out, struct shown *shown)
 {
     struct moe_store *store = NULL, *other_store = NULL;
     struct moe_captured *run = NULL, *other = NULL;
     int err;
+    const int n_before = out->n;
     if (!moe_input_is_trace(args->input))
         return args->against ? moe_fail(MOE_EUSAGE, "--against: %s is not a trace", args->input) : MOE_OK;
     MOE_TRY_GOTO(load_run(args->input, &store, &run));
-    *rows = moe_captured_rows(run);
-    if (*rows) MOE_TRY_GOTO(moe_check_captured(run, out));
+    *shown = (struct shown){.rows = moe_captured_rows(run), .bucketed = moe_captured_bucketed(run)};
+    if (shown->rows) MOE_TRY_GOTO(moe_check_captured(run, out));
+    for (int i = n_before; i < out->n; i++) shown->differ |= out->item[i].severity == MOE_SEVERITY_POSSIBLE;
     if (!args->against) goto done;
     MOE_TRY_GOTO(load_run(args->against, &other_store, &other));
-    if (!*rows || !moe_captured_rows(other))
+    if (!shown->rows || !moe_captured_rows(other))
         MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "%s: no tensors, expected a capture with --tensors",
-                              *rows ? args->against : args->input));
+                              shown->rows ? args->against : args->input));
     err = moe_check_against(run, other, out);
     if (err < 0) err = moe_fail_in(args->input, err);
 done:
@@ -184,7 +205,8 @@ int moe_cli_check(const struct moe_args *args)
 {
     struct moe_input in;
     struct moe_verdicts verdicts = {0};
-    int errors = 0, rows = 0, err;
+    struct shown shown = {0};
+    int errors = 0, err;
     if (args->stress && args->against) return moe_fail(MOE_EUSAGE, "--against: not with --stress");
     if (args->stress) return moe_check_stress(args);
     err = moe_input_load(args, &in);
@@ -194,9 +216,9 @@ int moe_cli_check(const struct moe_args *args)
     }
     if (err < 0) goto done;
     moe_check(in.schedule, in.routing, &verdicts);
-    MOE_TRY_GOTO(check_run(args, &verdicts, &rows));
+    MOE_TRY_GOTO(check_run(args, &verdicts, &shown));
     for (int i = 0; i < verdicts.n; i++) errors += verdicts.item[i].severity == MOE_SEVERITY_ERROR;
-    (args->json ? print_json : print_text)(&verdicts, errors, &in, rows);
+    (args->json ? print_json : print_text)(&verdicts, errors, &in, &shown);
 done:
     moe_verdicts_free(&verdicts);
     moe_input_free(&in);

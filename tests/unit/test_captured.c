@@ -168,6 +168,17 @@ static const struct expected alone[] = {
      "'gradient' AND"
      " name = 'router' AND layer = 1 AND rank = 0",
      4, MOE_SEVERITY_POSSIBLE, 1, "step 1 gradient of layer 1 router", "by no more than rounding", 15},
+    {"UPDATE tensor SET presence = 'bucketed' WHERE role = 'gradient' AND name = 'router';"
+     "UPDATE tensor SET n_nonfinite = 1 WHERE step = 0 AND role = 'gradient' AND name = 'embedding' AND rank "
+     "= 0",
+     6, MOE_SEVERITY_ERROR, 0, "step 0 gradient of embedding", "no number; 11 of 12 tensors", 1},
+    {"DELETE FROM tensor WHERE step = 1 AND role = 'gradient' AND rank = 1 AND name = 'router'", 6,
+     MOE_SEVERITY_ERROR, 1, "step 1 clipped gradient of layer 1 router",
+     "no row of its gradient on rank 1 in this step; so it is with 1 other tensor", 2},
+    {"DELETE FROM tensor WHERE step = 0 AND role = 'clipped' AND expert = 1", 6, MOE_SEVERITY_ERROR, 0,
+     "step 0 gradient of layer 1 w1 of expert 1", "no row of its clipped gradient on rank 1", 10},
+    {"DELETE FROM tensor WHERE step = 0 AND role = 'parameter' AND name = 'embedding'", 6, MOE_SEVERITY_ERROR,
+     0, "step 0 gradient of embedding", "no row of its updated value on rank 0", 15},
 };
 
 static void test_alone(void **state)
@@ -188,6 +199,29 @@ static void test_alone(void **state)
     }
 }
 
+/* Copies that differ by rounding, in step 0, hide no error in step 1, and are said once. */
+static void test_after_rounding(void **state)
+{
+    struct moe_store *s;
+    struct moe_verdicts out = {0};
+    (void)state;
+    write_run("run.db", false);
+    sql("run.db",
+        "UPDATE tensor SET sum_squares = (1 + 1e-7) * sum_squares, hash = 1 WHERE rank = 0 AND name ="
+        " 'router' AND role <> 'initial';"
+        "UPDATE tensor SET n_nonfinite = 1 WHERE step = 1 AND role = 'parameter' AND name = 'w1'");
+    struct moe_captured *c = load("run.db", &s);
+    assert_int_equal(moe_check_captured(c, &out), MOE_OK);
+    assert_int_equal(out.n, 2);
+    must_be(&out.item[0], &(struct expected){"rounding", 4, MOE_SEVERITY_POSSIBLE, 0,
+                                             "step 0 gradient of layer 1 router", "by no more", 15});
+    must_be(&out.item[1], &(struct expected){"after it", 6, MOE_SEVERITY_ERROR, 1,
+                                             "step 1 updated layer 0 w1 of expert 0", "not finite", 15});
+    moe_verdicts_free(&out);
+    moe_captured_free(c);
+    moe_store_close(s);
+}
+
 /* What is right says nothing: as it is, with gradients of experts that are zero, with constants, and without
  * the rows of a rank that was killed. */
 static void test_no_alarm(void **state)
@@ -199,6 +233,10 @@ static void test_no_alarm(void **state)
         " <> 'initial' AND name = 'w1'",
         "UPDATE tensor SET hash = 5, sum = 4, sum_squares = 2 WHERE role = 'initial' AND name = 'w1'",
         "DELETE FROM tensor WHERE rank = 2 AND step = 1",
+        "DELETE FROM tensor WHERE role = 'clipped'",
+        "UPDATE tensor SET presence = 'bucketed', hash = 8, sum = 0, sum_squares = 0 WHERE role IN "
+        "('gradient', "
+        "'clipped')",
         "DELETE FROM tensor",
     };
     (void)state;
@@ -229,6 +267,17 @@ static const struct {
      {NULL, 9, MOE_SEVERITY_NOTE, 1, "step 1 updated layer 1 w1 of expert 1",
       "all 49 tensors up to here are the same", 10},
      {NULL, 9, MOE_SEVERITY_NOTE, 1, "step 1 updated layer 1 w1 of expert 1", "", 10}},
+    {"DELETE FROM tensor WHERE role = 'clipped' AND step = 0",
+     1,
+     {NULL, 9, MOE_SEVERITY_NOTE, 1, "step 1 updated layer 1 w1 of expert 1",
+      "the same to the bit; 0 tensors are in this run alone, 7 in the other alone", 10},
+     {NULL, 9, MOE_SEVERITY_NOTE, 1, "step 1 updated layer 1 w1 of expert 1", "all 42 tensors", 10}},
+    {"UPDATE tensor SET presence = 'bucketed', hash = 8, sum = 0, sum_squares = 0 WHERE role = 'gradient';"
+     "UPDATE tensor SET name = 'gate' WHERE name = 'router' AND layer = 0",
+     1,
+     {NULL, 9, MOE_SEVERITY_NOTE, 1, "step 1 updated layer 1 w1 of expert 1",
+      "; 5 tensors are in this run alone, 19 in the other alone", 10},
+     {NULL, 9, MOE_SEVERITY_NOTE, 1, "step 1 updated layer 1 w1 of expert 1", "all 30 tensors", 10}},
     {"UPDATE tensor SET sum_squares = 9 * sum_squares, sum = 3 * sum, hash = hash + 1 WHERE role = "
      "'gradient' AND"
      " name = 'w1'",
@@ -407,8 +456,8 @@ static void test_not_comparable(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_alone), TEST(test_no_alarm),      TEST(test_against),        TEST(test_explained),
-        TEST(test_units), TEST(test_units_at_zero), TEST(test_not_comparable),
+        TEST(test_alone),     TEST(test_after_rounding), TEST(test_no_alarm),      TEST(test_against),
+        TEST(test_explained), TEST(test_units),          TEST(test_units_at_zero), TEST(test_not_comparable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
