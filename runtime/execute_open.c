@@ -36,10 +36,18 @@ static int make_persistent(struct moe_execution *x, int buffer, int place, void 
     return MOE_OK;
 }
 
+/* The rank whose initial value this one begins with: its own, or that of who broadcasts. Values are a function
+ * of the part of the tensor, so that nothing need be sent. */
+static int root_of(const struct moe_execution *x, const struct moe_param *p)
+{
+    const struct moe_comm *over = &x->s->comms[p->broadcast_comm];
+    return p->broadcast ? over->members[over->first[over->group_of[x->rank]]] : x->rank;
+}
+
 static int fill_param(struct moe_execution *x, const struct moe_param *p)
 {
     const struct moe_buffer *b = &x->s->buffers[p->buffer];
-    const int shard = p->shard < 0 ? 0 : x->s->comms[p->shard].index_of[x->rank];
+    const int shard = p->shard < 0 ? 0 : x->s->comms[p->shard].index_of[root_of(x, p)];
     for (int place = 0; place < b->slots; place++) {
         void *content;
         int64_t n;

@@ -1,6 +1,5 @@
 /* store_internal - what store.c (connection, rows), store_tensor.c (rows of tensors) and store_file.c (files,
- * merge) share; nobody else
- * includes it. */
+ * merge) share; nobody else includes it. */
 #ifndef MOE_STORE_INTERNAL_H
 #define MOE_STORE_INTERNAL_H
 
