@@ -429,11 +429,11 @@ int moe_execute_step(struct moe_execution *x, const int32_t *token, const int32_
         for (int o = 0; o < block->n_ops; o++) {
             int64_t entry = moe_now_ns();
             x->now = (struct moe_executed){
-                block, &block->ops[o], instance->block, instance->layer, entry, entry, 0, 0};
+                block, &block->ops[o], instance->block, instance->layer, entry, entry, 0, 0, false};
             bool runs;
             MOE_TRY(is_run(x, &runs));
-            if (!runs) continue;
-            MOE_TRY(run_op(x));
+            x->now.skipped = !runs;
+            if (runs) MOE_TRY(run_op(x));
             x->now.end_ns = moe_now_ns();
             if (x->options->observe) x->options->observe(x->options->ctx, &x->now);
         }

@@ -10,7 +10,7 @@
 #include "runtime/device.h"
 #include "sim/schedule.h"
 
-/* One executed operation. Times: nanoseconds of the monotonic clock. entry: the host reached it; start:
+/* One executed operation, or one that was skipped. Times: nanoseconds of the monotonic clock. entry: the host reached it; start:
  * handed to the device or the communicator; end: complete. */
 struct moe_executed {
     const struct moe_block *block;
@@ -18,6 +18,7 @@ struct moe_executed {
     int block_id, layer;
     int64_t entry_ns, start_ns, end_ns;
     int64_t bytes; /* collective: sent by this rank, self part included; else 0 */
+    bool skipped;  /* a collective that this rank does not enter: nothing ran */
 };
 
 int64_t moe_now_ns(void); /* the clock of these times */
@@ -27,7 +28,8 @@ struct moe_execute_options {
     int64_t agree_steps; /* before every collective of the first so many steps since open: moe_agree */
     uint64_t seed;       /* initial parameters */
     bool poison;         /* fill buffers that nobody wrote with NaN (integers: a large negative number) */
-    void (*observe)(void *ctx, const struct moe_executed *e); /* may be NULL */
+    /* After each operation of the itinerary, also where it was skipped. May be NULL. */
+    void (*observe)(void *ctx, const struct moe_executed *e);
     void *ctx;
     /* Choices of experts of one step, whose number counts from 0: counts [layers of each micro-batch, ranks,
      * E] in place of what routers choose; probabilities stay those of the routers. NULL: none. Borrowed. */

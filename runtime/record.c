@@ -14,7 +14,8 @@ struct moe_recorder {
     enum moe_tensors tensors;
     struct moe_tensors_to to;
     const struct moe_execution *x; /* borrowed */
-    int n_due, n_done, n_taken;    /* gradients; operations of the step in hand; gradients taken in it */
+    int n_due, n_done,
+        n_taken; /* gradients; operations of the step in hand, skipped ones too; gradients taken */
     struct moe_tensors_due *due;
     bool clips, begun;
     int err; /* what the observer could not report */
@@ -124,9 +125,8 @@ static int take_gradients(struct moe_recorder *r, int err)
     return err;
 }
 
-void moe_recorder_observe(void *recorder, const struct moe_executed *e)
+static void add_op(struct moe_recorder *r, const struct moe_executed *e)
 {
-    struct moe_recorder *r = recorder;
     r->ops = moe_grow(r->ops, &r->cap_ops, r->n_ops + 1, sizeof *r->ops);
     struct moe_store_op *op = &r->ops[r->n_ops++];
     *op = (struct moe_store_op){.rank = r->rank,
@@ -139,7 +139,13 @@ void moe_recorder_observe(void *recorder, const struct moe_executed *e)
                                 .bytes = e->bytes};
     moe_op_label(e->block, e->op, e->layer, op->label);
     snprintf(op->kind, sizeof op->kind, "%s", moe_op_kind_text[e->op->kind]);
-    r->n_done++;
+}
+
+void moe_recorder_observe(void *recorder, const struct moe_executed *e)
+{
+    struct moe_recorder *r = recorder;
+    if (!e->skipped) add_op(r, e);
+    r->n_done++; /* those that are skipped too: when gradients are complete is a place in the itinerary */
     r->err = take_gradients(r, r->err);
 }
 
@@ -202,6 +208,9 @@ int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int
     const struct moe_role *role = &r->s->roles[r->s->role_of[r->rank]];
     const int64_t tokens = tokens_of(r->s, r->rank);
     MOE_TRY(r->err);
+    if (r->n_taken < r->n_due)
+        return moe_fail(MOE_EFAILED, "step %" PRId64 ": %d of %d gradients were seen complete", step,
+                        r->n_taken, r->n_due);
     MOE_TRY(begin(r));
     for (int i = 0; i < role->n_instances; i++)
         MOE_TRY(add_layer(r, x, step, &role->blocks[role->itinerary[i].block], role->itinerary[i].layer));

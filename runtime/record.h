@@ -33,7 +33,8 @@ void moe_recorder_observe(void *recorder, const struct moe_executed *e);
 
 /* Writes, as one transaction, the operations observed since the last call, the routing that the step's TOPK
  * kernels left in x, how many rows its LIMIT kernels dropped, what the run keeps of tensors, and the loss
- * (sum over local tokens, nats). Errors: those of the store. */
+ * (sum over local tokens, nats). Errors: those of the store; MOE_EFAILED when not every gradient was
+ * complete before. */
 int moe_recorder_step(struct moe_recorder *r, const struct moe_execution *x, int64_t step, double loss,
                       int64_t wall_ns);
 

@@ -110,7 +110,7 @@ static void watch(void *ctx, const struct moe_executed *e)
 {
     struct watch *w = ctx;
     const struct moe_schedule *s = w->run->s;
-    if (e->block->pass > MOE_BACKWARD) return;
+    if (e->skipped || e->block->pass > MOE_BACKWARD) return;
     keep_writes(w, e);
     if (e->op->kind != MOE_KERNEL) return;
     if (!strcmp(e->op->name, "expert_in") && e->block->pass == MOE_FORWARD) keep_rows(w, e);

@@ -38,14 +38,46 @@ static struct moe_op *find_w2(struct moe_schedule *s)
     return NULL;
 }
 
-static void open_run(struct run *run, enum moe_tensors tensors, const char *clip, bool without_w2)
+/* Puts a collective that no rank enters before the first CLIP, in place on what that clips. */
+static void add_skipped(struct moe_schedule *s)
+{
+    struct moe_role *role = &s->roles[0];
+    for (int b = 0; b < role->n_blocks; b++)
+        for (int o = 0; o < role->blocks[b].n_ops; o++) {
+            struct moe_block *block = &role->blocks[b];
+            const struct moe_op clip = block->ops[o];
+            if (clip.kind != MOE_KERNEL || clip.kernel != MOE_K_CLIP) continue;
+            block->ops = realloc(block->ops, (size_t)(block->n_ops + 1) * sizeof clip);
+            assert_non_null(block->ops);
+            memmove(&block->ops[o + 1], &block->ops[o], (size_t)(block->n_ops - o) * sizeof clip);
+            block->ops[o] =
+                (struct moe_op){.name = "left_out",
+                                .id = block->n_ops++,
+                                .kind = MOE_COLLECTIVE,
+                                .collective = MOE_ALLREDUCE,
+                                .type = clip.type,
+                                .when = fixture_expr(s, (struct moe_expr){MOE_EXPR_CONST, .value = 0}),
+                                .group = -1,
+                                .n_reads = 1,
+                                .n_writes = 1,
+                                .reads = {clip.reads[0]},
+                                .writes = {clip.writes[0]}};
+            return;
+        }
+    fail_msg("nothing is clipped");
+}
+
+enum change { NO_CHANGE, WITHOUT_W2, WITH_SKIPPED };
+
+static void open_run(struct run *run, enum moe_tensors tensors, const char *clip, enum change change)
 {
     const struct moe_data data = {.n = 1};
     char more[64];
     snprintf(more, sizeof more, "dtype: float64\nclip_norm: %s", clip);
     run->sc = fixture_scenario(1, 1, "8", more);
     run->s = fixture_schedule(run->sc);
-    if (without_w2) {
+    if (change == WITH_SKIPPED) add_skipped(run->s);
+    if (change == WITHOUT_W2) {
         struct moe_op *op = find_w2(run->s);
         moe_block_delete(fixture_block(&run->s->roles[0], op), op->id);
     }
@@ -123,7 +155,7 @@ static void test_rows(void **state)
     struct run run;
     struct seen seen = {.run = &run};
     (void)state;
-    open_run(&run, MOE_TENSORS_WHOLE, "0", false);
+    open_run(&run, MOE_TENSORS_WHOLE, "0", NO_CHANGE);
     for (int step = 0; step < STEPS; step++) run_step(&run, step);
     assert_int_equal(moe_store_open("test_tensors.db.rank0", MOE_STORE_READ, &seen.store), MOE_OK);
     assert_int_equal(moe_store_each_tensor(seen.store, 0, 9, compare, &seen), MOE_OK);
@@ -182,7 +214,7 @@ static void test_presence(void **state)
     struct run run;
     struct seen seen = {0};
     (void)state;
-    open_run(&run, MOE_TENSORS_HASHED, "0", false);
+    open_run(&run, MOE_TENSORS_HASHED, "0", NO_CHANGE);
     run_step(&run, 0);
     seen.store = close_run(&run);
     assert_int_equal(moe_store_each_tensor(seen.store, 0, 9, see_order, &seen), MOE_OK);
@@ -192,7 +224,7 @@ static void test_presence(void **state)
     assert_int_equal(seen.n_zero, 2 * empty_experts(seen.store));
     moe_store_close(seen.store);
 
-    open_run(&run, MOE_TENSORS_HASHED, "0", true);
+    open_run(&run, MOE_TENSORS_HASHED, "0", WITHOUT_W2);
     run_step(&run, 0);
     seen.store = close_run(&run);
     assert_int_equal(moe_store_each_tensor(seen.store, 0, 9, see_none, &seen), MOE_OK);
@@ -212,7 +244,7 @@ static void test_clipped(void **state)
     struct run run;
     double squares[MOE_TENSOR_ROLE_COUNT] = {0};
     (void)state;
-    open_run(&run, MOE_TENSORS_HASHED, "0.01", false);
+    open_run(&run, MOE_TENSORS_HASHED, "0.01", NO_CHANGE);
     run_step(&run, 0);
     struct moe_store *store = close_run(&run);
     assert_int_equal(moe_store_each_tensor(store, 0, 0, add_squares, squares), MOE_OK);
@@ -221,9 +253,46 @@ static void test_clipped(void **state)
     moe_store_close(store);
 }
 
+static int see_no_skipped(void *ctx, const struct moe_store_op *op)
+{
+    (void)ctx;
+    assert_null(strstr(op->label, "left_out"));
+    return MOE_OK;
+}
+
+/* A collective that is left out counts: the gradient before it is taken before it is clipped. */
+static void test_skipped(void **state)
+{
+    double squares[2][MOE_TENSOR_ROLE_COUNT] = {0};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct run run;
+        open_run(&run, MOE_TENSORS_HASHED, "0.01", i ? WITH_SKIPPED : NO_CHANGE);
+        run_step(&run, 0);
+        struct moe_store *store = close_run(&run);
+        assert_int_equal(moe_store_each_tensor(store, 0, 0, add_squares, squares[i]), MOE_OK);
+        assert_int_equal(moe_store_each_op(store, 0, 0, see_no_skipped, NULL), MOE_OK);
+        moe_store_close(store);
+    }
+    assert_true(squares[0][MOE_TENSOR_GRADIENT] == squares[1][MOE_TENSOR_GRADIENT]);
+    assert_true(squares[0][MOE_TENSOR_CLIPPED] == squares[1][MOE_TENSOR_CLIPPED]);
+}
+
+/* Without the operations no gradient has been taken. */
+static void test_not_run(void **state)
+{
+    struct run run;
+    (void)state;
+    open_run(&run, MOE_TENSORS_HASHED, "0", NO_CHANGE);
+    assert_int_equal(moe_recorder_step(run.recorder, run.x, 0, 1, 1), MOE_EFAILED);
+    assert_non_null(strstr(moe_error(), "step 0: 0 of "));
+    moe_store_close(close_run(&run));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_clipped),
+                                       cmocka_unit_test(test_skipped), cmocka_unit_test(test_not_run),
                                        cmocka_unit_test(test_presence)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
