@@ -10,8 +10,8 @@
 #include "runtime/device.h"
 #include "sim/schedule.h"
 
-/* One executed operation, or one that was skipped. Times: nanoseconds of the monotonic clock. entry: the host reached it; start:
- * handed to the device or the communicator; end: complete. */
+/* One executed operation, or one that was skipped. Times: nanoseconds of the monotonic clock. entry: the
+ * host reached it; start: handed to the device or the communicator; end: complete. */
 struct moe_executed {
     const struct moe_block *block;
     const struct moe_op *op;

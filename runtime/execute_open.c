@@ -36,8 +36,8 @@ static int make_persistent(struct moe_execution *x, int buffer, int place, void 
     return MOE_OK;
 }
 
-/* The rank whose initial value this one begins with: its own, or that of who broadcasts. Values are a function
- * of the part of the tensor, so that nothing need be sent. */
+/* The rank whose initial value this one begins with: its own, or that of who broadcasts. Values are a
+ * function of the part of the tensor, so that nothing need be sent. */
 static int root_of(const struct moe_execution *x, const struct moe_param *p)
 {
     const struct moe_comm *over = &x->s->comms[p->broadcast_comm];

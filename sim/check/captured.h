@@ -13,7 +13,8 @@
  *   C4 reduction possible: the norm is about the square root of a number of ranks times the other's
  *   C9 repeat    the first tensor that differs, and whether by more than rounding
  * A fault spreads: the first step and stage (initial parameters, gradients, clipped ones, parameters) that
- * shows an error is reported, and none after it. Of gradients in buckets nothing is said. Sizes met: 1 to 64 ranks, 20 to 10,000 tensors, 1 to 1,000 steps.
+ * shows an error is reported, and none after it. Of gradients in buckets nothing is said. Sizes met: 1 to
+ * 64 ranks, 20 to 10,000 tensors, 1 to 1,000 steps.
  */
 #ifndef MOE_CAPTURED_H
 #define MOE_CAPTURED_H
@@ -40,11 +41,13 @@ int moe_check_captured(const struct moe_captured *c, struct moe_verdicts *out);
 
 /* Adds verdicts of a run against another of the same model and batches, on any layout: C3, C4, C9.
  *
- * Result: one C9, which also counts tensors that only one of the runs has: a note when all tensors in common are the same to the bit, when rounding or a factor
- * explains what differs in the first stage that does, or when `out` holds an error, which then explains it;
- * else an error. Rounding is up to 256 units in the last place of a tensor's norm (bfloat16: 16), what a
- * random walk makes of 65,536 additions; of tensors without content it is judged by norm and sum.
- * Errors: those of the stores; MOE_EINPUT when seed or text differ, or no tensor is in common. */
+ * Result: one C9, which also counts tensors that only one of the runs has: a note when all tensors in
+ * common are the same to the bit, when rounding or a factor explains what differs in the first stage that
+ * does, or when `out` holds an error, which then explains it; else an error. Rounding is up to 256 units in
+ * the last place of a tensor's norm (bfloat16: 16), what a random walk makes of 65,536 additions; of
+ * tensors without content it is judged by norm and sum.
+ * Errors: those of the stores; MOE_EINPUT when seed
+ * or text differ, or no tensor is in common. */
 int moe_check_against(const struct moe_captured *run, const struct moe_captured *other,
                       struct moe_verdicts *out);
 
