@@ -3,8 +3,7 @@
  * A cell is one int64 buffer in one slot on one rank; without content (NULL) it was never written, or from
  * something unknown. Content never changes, so that members of a group share what they all get. In-place
  * collectives are right because all outputs are built before the first is stored. What symbols make of
- * content is kept for each rank until it asks about other content: it asks often, and of
- * one layer at a time. */
+ * content is kept for each rank until it asks of other content: it asks often, and of one layer at a time. */
 #include "sim/values.h"
 
 #include <stdlib.h>
@@ -22,6 +21,7 @@ struct content {
 
 struct cell {
     struct content *content;
+    uint64_t serial; /* of the content: what was kept of it is found without looking into it */
     bool host_knows;
 };
 
@@ -128,8 +128,8 @@ void moe_values_free(struct moe_values *v)
 static struct cell *cell_of(const struct moe_values *v, struct moe_ref ref, int rank, int layer)
 {
     if (v->s->buffers[ref.buffer].type != MOE_I64) return NULL;
-    size_t slot = (size_t)moe_slot(v->s, ref, layer);
-    return &v->cells[v->first[ref.buffer] + slot * (size_t)v->s->n_ranks + (size_t)rank];
+    size_t slot = (size_t)moe_slot(v->s, ref, layer), n_ranks = (size_t)v->s->n_ranks;
+    return &v->cells[v->first[ref.buffer] + slot * n_ranks + (size_t)rank];
 }
 
 static struct content *read_cell(const struct moe_values *v, struct moe_ref ref, int rank, int layer)
@@ -146,7 +146,7 @@ static void store_cell(struct cell *cell, struct content *with)
         return;
     }
     drop(cell->content);
-    *cell = (struct cell){.content = with};
+    *cell = (struct cell){.content = with, .serial = with ? with->serial : 0};
 }
 
 /* Are there n elements from `offset` on? */
@@ -521,20 +521,19 @@ static const struct moe_symbol_row *keep_tokens(struct moe_values *v, int symbol
     return row;
 }
 
-static const struct moe_symbol_row *keep_row(struct moe_values *v, int symbol, int rank, struct content *c)
+static void keep_row(struct moe_values *v, struct memo *memo, int symbol, int rank, struct content *c)
 {
-    struct memo *memo = &v->memos[(size_t)symbol * (size_t)v->s->n_ranks + (size_t)rank];
     struct moe_symbol_row *row = &memo->row;
-    if (memo->serial == c->serial) return row;
     memo->serial = c->serial;
     row->id = ++v->serial;
     row->n = moe_symbol_count(v->s, symbol, rank); /* always the same */
     if (!row->value) row->value = moe_alloc((size_t)row->n, sizeof *row->value);
     reduce_all(v->s, symbol, rank, c, row->n, row->value);
-    row->sum = 0;
-    for (int i = 0; i < row->n; i++)
+    const struct moe_symbol *y = &v->s->symbols[symbol];
+    bool all = !c->wide && !y->slice && c->n == y->rows * y->cols;
+    row->sum = all ? c->sum : 0;
+    for (int i = 0; i < row->n && !all; i++)
         row->sum = c->wide ? moe_plus(row->sum, row->value[i]) : row->sum + row->value[i];
-    return row;
 }
 
 /* NULL: unknown; or a symbol without buffer that is one number, or an expression. */
@@ -545,9 +544,12 @@ static const struct moe_symbol_row *row_of(struct moe_values *v, bool host, int 
     int each = moe_slots_each(v->s, y->buffer), in_micro = layer % moe_layers_each(v->s);
     if (each > 1 && in_micro >= each) return NULL; /* outside of the layers */
     const struct cell *cell = cell_of(v, (struct moe_ref){.buffer = y->buffer}, rank, layer);
-    bool known = cell && cell->content && cell->content->n >= y->rows * y->cols &&
-                 (!host || cell->host_knows || y->on_device);
-    return known ? keep_row(v, symbol, rank, cell->content) : NULL;
+    if (!cell || !cell->content || (host && !cell->host_knows && !y->on_device)) return NULL;
+    struct memo *memo = &v->memos[(size_t)symbol * (size_t)v->s->n_ranks + (size_t)rank];
+    if (memo->serial == cell->serial) return &memo->row;
+    if (cell->content->n < y->rows * y->cols) return NULL;
+    keep_row(v, memo, symbol, rank, cell->content);
+    return &memo->row;
 }
 
 static int64_t value_of(struct moe_values *v, bool host, int symbol, int rank, int layer, int index)

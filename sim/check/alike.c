@@ -79,11 +79,6 @@ static uint64_t of_collective(const struct moe_checker *c, int rank, const struc
     return moe_check_mix(moe_check_mix(3, (uint64_t)op->collective), (uint64_t)op->comm);
 }
 
-static int slot_of(const struct moe_checker *c, struct moe_ref ref, int layer)
-{
-    return (int)moe_check_slot(c, 0, ref, layer);
-}
-
 /* Numbers of all operations of a role; returns how many. */
 static int number(const struct moe_checker *c, int rank, bool same_tokens, struct made **out)
 {
@@ -101,16 +96,17 @@ static int number(const struct moe_checker *c, int rank, bool same_tokens, struc
             uint64_t made =
                 op->kind == MOE_KERNEL ? of_kernel(c, rank, &h, same_tokens) : of_collective(c, rank, op);
             for (int i = 0; i < op->n_reads; i++)
-                made = moe_check_mix(made, slots[slot_of(c, op->reads[i], h.layer)]);
+                made = moe_check_mix(made, slots[moe_check_slot(c, op->reads[i], h.layer)]);
             bool zero = op->kind == MOE_KERNEL && op->kernel == MOE_K_ZERO; /* adding to it is replacing it */
             uint64_t all = made;
             for (int i = 0; i < op->n_writes; i++) {
-                uint64_t *slot = &slots[slot_of(c, op->writes[i], h.layer)],
+                uint64_t *slot = &slots[moe_check_slot(c, op->writes[i], h.layer)],
                          fresh = zero ? 0 : moe_check_mix(made, (uint64_t)i);
                 if (op->writes[i].n)
                     fresh = moe_check_mix(*slot, fresh); /* by place: gradients tell whether rightly */
                 *slot = op->writes[i].accumulate ? *slot + fresh : fresh;
-                all = moe_check_mix(moe_check_mix(all, *slot), (uint64_t)slot_of(c, op->writes[i], h.layer));
+                all = moe_check_mix(moe_check_mix(all, *slot),
+                                    (uint64_t)moe_check_slot(c, op->writes[i], h.layer));
             }
             *out = moe_grow(*out, &cap, n + 1, sizeof **out);
             (*out)[n++] = (struct made){h, all};

@@ -173,12 +173,17 @@ static bool is_left_empty(const struct moe_checker *c, int rank, const struct mo
            moe_eval(c->s, c->device, c->s->buffers[ref.buffer].extent, rank, h->layer, 0) == 0;
 }
 
+static unsigned char *written(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
+{
+    return &c->written[moe_check_place(c, rank, ref.buffer, moe_slot(c->s, ref, layer))];
+}
+
 static void check_reads(struct moe_checker *c, int rank, const struct moe_here *h)
 {
     for (int i = 0; i < h->op->n_reads + h->op->n_writes; i++) {
         bool write = i >= h->op->n_reads;
         struct moe_ref ref = write ? h->op->writes[i - h->op->n_reads] : h->op->reads[i];
-        if ((write && !ref.accumulate) || c->written[moe_check_slot(c, rank, ref, h->layer)]) continue;
+        if ((write && !ref.accumulate) || *written(c, rank, ref, h->layer)) continue;
         if (is_left_empty(c, rank, h, ref)) continue;
         moe_check_verdict(c, 6, rank, moe_check_label(h), "%s %s, which nothing wrote before",
                           write ? "adds to" : "reads", c->s->buffers[ref.buffer].name);
@@ -187,8 +192,7 @@ static void check_reads(struct moe_checker *c, int rank, const struct moe_here *
 
 static void mark_writes(struct moe_checker *c, int rank, const struct moe_here *h)
 {
-    for (int i = 0; i < h->op->n_writes; i++)
-        c->written[moe_check_slot(c, rank, h->op->writes[i], h->layer)] = 1;
+    for (int i = 0; i < h->op->n_writes; i++) *written(c, rank, h->op->writes[i], h->layer) = 1;
 }
 
 /* Does the rank enter it at all? What it does not write, others do not read without a verdict. */
@@ -422,17 +426,16 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     }
     c.written = moe_alloc((size_t)s->n_ranks * c.n_slots, 1);
     c.times = moe_alloc((size_t)s->n_ranks * c.n_slots, 1);
-    c.taken = moe_alloc((size_t)s->n_ranks * c.n_slots, sizeof *c.taken);
     c.agreed = moe_alloc((size_t)s->n_comms * (size_t)s->n_ranks, sizeof *c.agreed);
     c.covered = moe_alloc((size_t)s->n_roles, sizeof *c.covered);
     c.updates = moe_alloc((size_t)s->n_params, sizeof *c.updates);
+    c.fits = moe_alloc((size_t)s->n_params * (size_t)s->n_ranks, sizeof *c.fits);
     c.updates_on = moe_alloc((size_t)s->n_params, sizeof *c.updates_on);
-    for (int rank = 0; rank < s->n_ranks; rank++)
-        for (int i = 0; i < s->n_buffers; i++)
-            if (s->buffers[i].role == MOE_BUF_INPUT || s->buffers[i].role == MOE_BUF_PARAM ||
-                s->buffers[i].role == MOE_BUF_STATE)
-                memset(c.written + (size_t)rank * c.n_slots + c.first_slot[i], 1,
-                       (size_t)s->buffers[i].slots);
+    for (int i = 0; i < s->n_buffers; i++)
+        if (s->buffers[i].role == MOE_BUF_INPUT || s->buffers[i].role == MOE_BUF_PARAM ||
+            s->buffers[i].role == MOE_BUF_STATE)
+            memset(c.written + moe_check_place(&c, 0, i, 0), 1,
+                   (size_t)s->buffers[i].slots * (size_t)s->n_ranks);
     moe_check_shapes_open(&c);
     moe_check_claims(&c);
     moe_check_start(&c);
@@ -467,4 +470,5 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
     free(c.covered);
     free(c.updates);
     free(c.updates_on);
+    free(c.fits);
 }

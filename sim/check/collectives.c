@@ -213,21 +213,30 @@ static enum form form_of(const struct moe_checker *c, const int *ranks, int n, b
     return first->part ? ROWS : SAME;
 }
 
-enum { LINE = 8 }; /* parts in a line of cache */
+enum { TILE = 32 }; /* senders at a time: lines of cache of what each of the others expects, read once */
 
-/* Do members i to i + LINE - 1 send what all others expect? A line of what each of the others expects is read
- * once. */
-static bool lines_agree(const struct moe_checker *c, const int *ranks, int n, int i)
+/* Do members i to i + TILE - 1 send what all others expect? */
+static bool tile_agrees(const int64_t *const *send, const int64_t *const *recv, int n, int i)
 {
-    const int64_t *send[LINE];
-    int lines = n - i < LINE ? n - i : LINE;
+    int tile = n - i < TILE ? n - i : TILE;
     int64_t wrong = 0;
-    for (int k = 0; k < lines; k++) send[k] = c->place[ranks[i + k]].send.part;
-    for (int j = 0; j < n; j++) {
-        const int64_t *recv = c->place[ranks[j]].recv.part + i;
-        for (int k = 0; k < lines; k++) wrong |= send[k][j] ^ recv[k];
-    }
+    for (int j = 0; j < n; j++)
+        for (int k = i; k < i + tile; k++) wrong |= send[k][j] ^ recv[j][k];
     return wrong == 0;
+}
+
+static bool all_agree(const struct moe_checker *c, const int *ranks, int n)
+{
+    const int64_t **send = moe_alloc((size_t)n, sizeof *send), **recv = moe_alloc((size_t)n, sizeof *recv);
+    for (int i = 0; i < n; i++) {
+        send[i] = c->place[ranks[i]].send.part;
+        recv[i] = c->place[ranks[i]].recv.part;
+    }
+    bool agree = true;
+    for (int i = 0; i < n && agree; i += TILE) agree = tile_agrees(send, recv, n, i);
+    free(send);
+    free(recv);
+    return agree;
 }
 
 /* Were these rows compared before? Back the same way is the same pairs. */
@@ -249,8 +258,7 @@ static bool rows_agree(struct moe_checker *c, int comm, const int *ranks, int n)
     struct moe_agreed *seen = c->agreed + (size_t)comm * (size_t)c->s->n_ranks;
     if (c->place[ranks[0]].send.factor != c->place[ranks[0]].recv.factor) return false;
     if (seen_to_agree(c, seen, ranks, n)) return true;
-    for (int i = 0; i < n; i += LINE)
-        if (!lines_agree(c, ranks, n, i)) return false;
+    if (!all_agree(c, ranks, n)) return false;
     for (int i = 0; i < n; i++)
         seen[ranks[i]] = (struct moe_agreed){c->place[ranks[i]].send.id, c->place[ranks[i]].recv.id};
     return true;

@@ -42,6 +42,7 @@ struct moe_gradients {
     int *first;                /* [n_buffers] place of a buffer's slot 0 in pieces */
     struct moe_pieces *pieces; /* [slots of followed buffers, R] */
     struct moe_pieces list;    /* being made */
+    bool params;               /* something was put into a parameter */
 };
 
 static bool is_followed(const struct moe_schedule *s, int buffer)
@@ -176,7 +177,9 @@ static void list_cell(struct moe_gradients *g, struct moe_cell from, struct moe_
 
 static void put_list(struct moe_gradients *g, struct moe_cell to)
 {
-    if (is_followed(g->s, to.buffer)) moe_pieces_put(pieces_of(g, to), to.begin, to.begin + to.n, &g->list);
+    if (!is_followed(g->s, to.buffer)) return;
+    g->params |= g->s->buffers[to.buffer].role == MOE_BUF_PARAM;
+    moe_pieces_put(pieces_of(g, to), to.begin, to.begin + to.n, &g->list);
 }
 
 static uint64_t key_of(int rank, int block, int id)
@@ -288,7 +291,7 @@ void moe_gradient_zero(struct moe_gradients *g, struct moe_cell to)
 
 bool moe_gradient_in_parts(const struct moe_gradients *g, struct moe_cell of)
 {
-    return pieces_of(g, of)->n > 0;
+    return g->params && pieces_of(g, of)->n > 0;
 }
 
 void moe_gradient_update(struct moe_gradients *g, struct moe_cell of, bool part)

@@ -40,6 +40,7 @@ static void report(struct moe_checker *c, int rank, const struct moe_here *h, co
                    struct moe_gradient_fault f)
 {
     bool norm = p->buffer < 0;
+    if (is_right(f) && f.clips == p->clips) return;
     struct moe_label at = moe_check_label(h);
     char what[2 * MOE_NAME];
     snprintf(what, sizeof what, "%s%s", norm ? "" : "the gradient of ", p->name);
@@ -70,7 +71,7 @@ static void report(struct moe_checker *c, int rank, const struct moe_here *h, co
 
 static unsigned char *times(struct moe_checker *c, int rank, int buffer, int slot)
 {
-    return &c->times[(size_t)rank * c->n_slots + (size_t)(c->first_slot[buffer] + slot)];
+    return &c->times[moe_check_place(c, rank, buffer, slot)];
 }
 
 static void count(unsigned char *n)
@@ -108,9 +109,16 @@ static void compare_update(struct moe_checker *c, int rank, const struct moe_her
                           moe_kernel_text[first->kernel], first->decay);
 }
 
-static struct moe_taken *taken(struct moe_checker *c, int rank, int buffer, int slot)
+static struct moe_taken taken(const struct moe_checker *c, int rank, int buffer, int slot)
 {
-    return &c->taken[(size_t)rank * c->n_slots + (size_t)(c->first_slot[buffer] + slot)];
+    return c->taken ? c->taken[moe_check_place(c, rank, buffer, slot)] : (struct moe_taken){0};
+}
+
+/* Most schedules have no parts. */
+static struct moe_taken *take(struct moe_checker *c, int rank, int buffer, int slot)
+{
+    if (!c->taken) c->taken = moe_alloc((size_t)c->s->n_ranks * c->n_slots, sizeof *c->taken);
+    return &c->taken[moe_check_place(c, rank, buffer, slot)];
 }
 
 /* A part of a parameter is updated by the same part of its gradient, wherever that was reduced. */
@@ -120,7 +128,7 @@ static void update_part(struct moe_checker *c, int rank, const struct moe_here *
     struct moe_cell of = cell_of(c, rank, ref, h->layer), in = cell_of(c, rank, h->op->reads[1], h->layer);
     struct moe_gradient_fault f =
         moe_gradient_judge(c->gradients, c->device, p, of.slot, in, of.begin, p->clips);
-    struct moe_taken *t = taken(c, rank, p->grad, of.slot);
+    struct moe_taken *t = take(c, rank, p->grad, of.slot);
     report(c, rank, h, p, f);
     t->part = true;
     t->reported |= !is_right(f);
@@ -152,7 +160,7 @@ static void update(struct moe_checker *c, int rank, const struct moe_here *h, co
 
 /* Of the ranks of its own stage, a norm covers those that split the parameter, or the rank alone where every
  * rank holds all of it. */
-static bool norm_is_for(const struct moe_checker *c, int rank, int buffer, const struct moe_param *p)
+static bool find_norm(const struct moe_checker *c, int rank, int buffer, const struct moe_param *p)
 {
     const struct moe_schedule *s = c->s;
     int stage = s->roles[s->role_of[rank]].first_layer, i = 0;
@@ -168,6 +176,14 @@ static bool norm_is_for(const struct moe_checker *c, int rank, int buffer, const
         if (split ? split->group_of[member] != split->group_of[rank] : member != rank) return false;
     }
     return n == (split ? moe_group_size(split, split->group_of[rank]) : 1);
+}
+
+/* The same in every layer. */
+static bool norm_is_for(struct moe_checker *c, int rank, int buffer, const struct moe_param *p)
+{
+    struct moe_fits *f = &c->fits[(p - c->s->params) * c->s->n_ranks + rank];
+    if (f->norm != buffer + 1) *f = (struct moe_fits){buffer + 1, find_norm(c, rank, buffer, p)};
+    return f->fits;
 }
 
 /* A norm takes a gradient that is right and not clipped yet; others do not count. */
@@ -198,7 +214,7 @@ static void measure_part(struct moe_checker *c, int rank, const struct moe_here 
         if (p->buffer < 0 || p->grad != of.buffer) continue;
         struct moe_gradient_fault f =
             moe_gradient_judge(c->gradients, c->device, p, of.slot, in, of.begin, 0);
-        struct moe_taken *t = taken(c, rank, of.buffer, of.slot);
+        struct moe_taken *t = take(c, rank, of.buffer, of.slot);
         if (!is_right(f) || f.clips) continue;
         t->begin = of.begin;
         t->n = of.n;
@@ -360,7 +376,7 @@ static void check_times(struct moe_checker *c, int rank, int check_class, const 
     for (int slot = 0; slot < c->s->buffers[buffer].slots; slot++) {
         int n = *times(c, rank, buffer, slot);
         if (n == expected || !moe_holds(c->s, buffer, slot, rank)) continue;
-        if (buffer == p->grad && taken(c, rank, buffer, slot)->part) continue; /* moe_check_coverage */
+        if (buffer == p->grad && taken(c, rank, buffer, slot).part) continue; /* moe_check_coverage */
         moe_check_verdict(c, check_class, rank, label_of(c, p, slot), "%s %d times in a step, expected %s",
                           what, n, expected ? "once" : "only where tokens enter");
     }
@@ -372,7 +388,7 @@ static void check_values(struct moe_checker *c, int rank, const struct moe_param
     for (int slot = 0; slot < c->s->buffers[p->buffer].slots; slot++) {
         struct moe_cell of = {p->buffer, slot, rank, 0, MOE_CELL_ALL};
         if (!moe_holds(c->s, p->buffer, slot, rank) ||
-            (!taken(c, rank, p->grad, slot)->part && !moe_gradient_in_parts(c->gradients, of)))
+            (!taken(c, rank, p->grad, slot).part && !moe_gradient_in_parts(c->gradients, of)))
             continue;
         of.n = moe_eval(c->s, c->device, c->s->buffers[p->buffer].extent, rank, 0, 0);
         int64_t stale = moe_gradient_stale(c->gradients, of);
@@ -398,8 +414,7 @@ static void check_results(struct moe_checker *c, int rank)
     }
     for (int i = 0; i < c->s->n_buffers; i++)
         for (int slot = 0; slot < c->s->buffers[i].slots && c->s->buffers[i].role == MOE_BUF_OUTPUT; slot++)
-            if (moe_holds(c->s, i, slot, rank) &&
-                !c->written[(size_t)rank * c->n_slots + (size_t)(c->first_slot[i] + slot)])
+            if (moe_holds(c->s, i, slot, rank) && !c->written[moe_check_place(c, rank, i, slot)])
                 moe_check_verdict(c, 6, rank, moe_check_named(c->s->buffers[i].name, -1), "is never written");
 }
 
@@ -445,11 +460,11 @@ static void check_group(struct moe_checker *c, const struct moe_param *p, int sl
         int n_spans = 0;
         int64_t extent = moe_eval(c->s, c->device, c->s->buffers[p->grad].extent, ranks[first], 0, 0);
         for (int i = 0; i < n; i++) {
-            const struct moe_taken *t = taken(c, ranks[i], p->grad, slot);
-            if (!counts(c, p, slot, ranks[i]) || t->norm != norm || (split && split->index_of[ranks[i]] != k))
+            struct moe_taken t = taken(c, ranks[i], p->grad, slot);
+            if (!counts(c, p, slot, ranks[i]) || t.norm != norm || (split && split->index_of[ranks[i]] != k))
                 continue;
-            for (int twice = 0; twice < 2 && twice < t->times; twice++)
-                span[n_spans++] = (struct span){t->begin, t->begin + t->n};
+            for (int twice = 0; twice < 2 && twice < t.times; twice++)
+                span[n_spans++] = (struct span){t.begin, t.begin + t.n};
         }
         tiled &= is_tiled(span, n_spans, extent);
     }
@@ -465,17 +480,17 @@ static void check_group(struct moe_checker *c, const struct moe_param *p, int sl
 void moe_check_coverage(struct moe_checker *c)
 {
     const struct moe_schedule *s = c->s;
-    for (int i = 0; i < s->n_params; i++) {
+    for (int i = 0; i < s->n_params && c->taken; i++) {
         const struct moe_param *p = &s->params[i];
         for (int slot = 0; p->clips && p->buffer >= 0 && slot < s->buffers[p->grad].slots; slot++) {
             int norm = -1, first = -1;
             bool parts = false, reported = false;
             for (int r = 0; r < s->n_ranks; r++) {
-                const struct moe_taken *t = taken(c, r, p->grad, slot);
-                parts |= t->part;
-                reported |= t->reported;
-                if (t->part && first < 0) first = r;
-                if (t->times && norm < 0) norm = t->norm;
+                struct moe_taken t = taken(c, r, p->grad, slot);
+                parts |= t.part;
+                reported |= t.reported;
+                if (t.part && first < 0) first = r;
+                if (t.times && norm < 0) norm = t.norm;
             }
             if (!parts || reported) continue;
             if (norm < 0)

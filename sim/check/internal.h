@@ -30,6 +30,11 @@ struct moe_taken { /* of a tensor into a norm, by a rank that updates a part of 
     bool reported; /* the gradient of the part is wrong */
 };
 
+struct moe_fits { /* a norm to a parameter, on a rank */
+    int norm;     /* 1 + buffer; 0: nothing asked yet */
+    bool fits;
+};
+
 struct moe_place { /* where a rank stands */
     int instance, op;
     bool waiting; /* at a collective, which moves these: */
@@ -45,16 +50,18 @@ struct moe_checker {
     struct moe_place *place; /* [R] */
     int *first_slot;         /* [n_buffers] */
     size_t n_slots;
-    unsigned char *written; /* [R, n_slots] */
-    /* [R, n_slots] of a parameter: how often it was updated; of a gradient: how often a norm took it when it
+    /* By slot, then by rank: ranks run the same operation one after the other. */
+    unsigned char *written; /* [n_slots, R] */
+    /* [n_slots, R] of a parameter: how often it was updated; of a gradient: how often a norm took it when it
      * was right. Stops at 255. */
     unsigned char *times;
-    struct moe_taken *taken;         /* [R, n_slots] of a gradient */
+    struct moe_taken *taken;         /* [n_slots, R] of a gradient; NULL: no part of any yet */
     bool stop;                       /* a collective cannot complete */
     bool refused;                    /* a rank stopped at what its framework refuses */
     const struct moe_op *clips;      /* that was seen first: all have one norm */
     const struct moe_op **updates;   /* [n_params] that was seen first of any layer and rank */
     int clips_on, *updates_on;       /* their ranks; [n_params] */
+    struct moe_fits *fits;           /* [n_params, R] of the norm that was asked for last */
     struct moe_kernel_shape *shapes; /* [MOE_K_COUNT] */
     bool *roomy;                     /* [n_buffers] filled by what moves data */
     struct moe_agreed *agreed;       /* [n_comms, R] */
@@ -69,10 +76,16 @@ struct moe_here { /* the operation a rank stands at */
     int block_id, layer;
 };
 
-/* The place in `written` and `times`. */
-static inline size_t moe_check_slot(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
+/* The place of a slot of a rank in `written`, `times` and `taken`. */
+static inline size_t moe_check_place(const struct moe_checker *c, int rank, int buffer, int slot)
 {
-    return (size_t)rank * c->n_slots + (size_t)(c->first_slot[ref.buffer] + moe_slot(c->s, ref, layer));
+    return (size_t)(c->first_slot[buffer] + slot) * (size_t)c->s->n_ranks + (size_t)rank;
+}
+
+/* The number of a slot, below n_slots. */
+static inline int moe_check_slot(const struct moe_checker *c, struct moe_ref ref, int layer)
+{
+    return c->first_slot[ref.buffer] + moe_slot(c->s, ref, layer);
 }
 
 /* Puts a number into an ascending list, once. */

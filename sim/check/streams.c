@@ -68,7 +68,7 @@ static void say(struct walk *w, int check_class, struct moe_label at, const char
 static void touch(struct walk *w, const struct moe_here *h, int self, struct moe_ref ref, bool writes)
 {
     const struct moe_schedule *s = w->c->s;
-    struct touch *t = &w->slots[moe_check_slot(w->c, 0, ref, h->layer)];
+    struct touch *t = &w->slots[moe_check_slot(w->c, ref, h->layer)];
     const int *known = w->clocks.known[self];
     const char *name = s->buffers[ref.buffer].name;
     if (!in_order(t->wrote, known))
