@@ -334,13 +334,15 @@ static void change(struct trial *t, struct mutation_draws *changes)
 
 static void try_mutation(enum kind kind, int64_t number)
 {
-    if (world->rank == 0) fprintf(stderr, "%s %lld\n", kind_text[kind], (long long)number);
     struct draws d = {.seed = moe_hash64((uint64_t)seed * KIND_COUNT + kind) + (uint64_t)number};
     struct mutation_draws changes = {.seed = moe_hash64(d.seed)};
     struct trial t = {.kind = kind, .number = number};
     char text[TEXT];
     open_scene(&d, &t.scene);
     change(&t, &changes);
+    if (world->rank == 0) /* for those that break the job */
+        fprintf(stderr, "%s %lld: rank %d %s: %s\n", kind_text[kind], (long long)number, t.m.rank,
+                t.m.op->name, mutation_field_text[t.m.field]);
     bool distinct = picks(t.scene.sc);
     t.before = run_steps(t.scene.s, next_id(), (struct how){0, valid_timeout_s});
     for (int i = 0; i < 2; i++) {

@@ -132,7 +132,7 @@ struct trial {
     X(CLIP,    "C5: the norm stays below clip_norm, so that clipping by it or not is the same") \
     X(NEEDS,   "C8 of the operation: the framework would stop here; the executor has no such test") \
     X(CHOSEN,  "every token has every expert: choices and their loss are constant, without gradient") \
-    X(NOTHING, "the rank owns no element of what the operation writes") \
+    X(NOTHING, "the rank owns no element of what the operation works on") \
     X(ONE,     "a division by 1") \
     X(OWN,     "a copy of what the rank updated itself, to where it is") \
     X(EMPTY,   "the rank has no tokens: what it computes of them, and its contributions, are zero") \

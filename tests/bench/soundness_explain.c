@@ -42,6 +42,7 @@ static bool is_here(const struct trial *t, const struct moe_verdict *v)
 {
     char label[2 * MOE_NAME];
     const int end = t->s->n_micro * moe_layers_each(t->s);
+    if (!strcmp(v->op, t->m.op->name)) return true;
     for (int layer = 0; layer <= end; layer++) {
         moe_op_label(t->m.block, t->m.op, layer, label);
         if (!strcmp(label, v->op)) return true;
@@ -97,13 +98,21 @@ static const struct moe_op *original(const struct trial *t)
                 .ops[t->m.op - t->m.block->ops];
 }
 
-/* Was it to write a part without elements? So of a bucket, where other ranks own all of a parameter. */
-static bool writes_nothing(const struct trial *t)
+/* Was it to work on a part without elements? So of a bucket, where other ranks own all of a parameter. */
+static bool works_on_nothing(const struct trial *t)
 {
     const struct moe_op *op = original(t);
-    for (int i = 0; i < op->n_writes; i++)
-        if (!op->writes[i].n || known(t, op->writes[i].n) != 0) return false;
-    return op->n_writes > 0;
+    for (int i = 0; i < op->n_reads + op->n_writes; i++) {
+        struct moe_ref ref = i < op->n_reads ? op->reads[i] : op->writes[i - op->n_reads];
+        if (ref.n && known(t, ref.n) == 0) return true;
+    }
+    return false;
+}
+
+/* What an operation that measures adds is told of the norm, too. */
+static bool is_of_norm(const struct trial *t, const struct moe_verdict *v)
+{
+    return !strncmp(t->m.op->name, "norm_", 5) && v->check_class == 5 && strstr(v->text, "norm");
 }
 
 /* A loss of few tokens, or an average over one rank. */
@@ -173,7 +182,7 @@ static bool is_chosen(const struct trial *t, const struct moe_verdict *v)
     if (sc->experts != sc->top_k || !(loss || (router && sc->experts == 1))) return false;
     if (is_here(t, v) || is_reverse(t, v)) return true;
     if (loss && v->check_class == 7 && strstr(v->op, "aux")) return true;
-    return sc->experts == 1 && (is_of_buffer(t, v) || is_of_limit(t, v) ||
+    return sc->experts == 1 && (is_of_buffer(t, v) || is_of_limit(t, v) || is_of_norm(t, v) ||
                                 (v->check_class >= 3 && v->check_class <= 5 && is_about(v, "router")));
 }
 
@@ -188,13 +197,13 @@ enum rule explain_verdict(const struct trial *t, const struct moe_verdict *v)
     if (t->o[1].end == END_REFUSED && v->check_class == 1) return RULE_MIXED;
     if ((f == TRANS_A || f == TRANS_B) && shape && is_vector(t)) return RULE_VECTOR;
     if (!strncmp(op, "clip_", 5) && clips_nothing(t) &&
-        (shape || is_of_limit(t, v) || (v->check_class == 5 && strstr(v->op, op + 5))))
+        (here || is_of_limit(t, v) || (v->check_class == 5 && strstr(v->op, op + 5))))
         return RULE_CLIP;
-    if (writes_nothing(t) && (here || is_of_param(t, v))) return RULE_NOTHING;
+    if (works_on_nothing(t) && (here || is_of_param(t, v))) return RULE_NOTHING;
     if (t->m.op->needs && strstr(v->text, t->m.op->needs) && here) return RULE_NEEDS;
     if (is_chosen(t, v)) return RULE_CHOSEN;
     if (f == DIM && (shape || follows)) return RULE_SIZES;
-    if (f == LENGTH && (shape || is_of_param(t, v))) return RULE_SIZES;
+    if (f == LENGTH && (shape || is_of_param(t, v) || is_of_norm(t, v))) return RULE_SIZES;
     if (divides_by_one(t) && (here || is_of_param(t, v))) return RULE_ONE;
     if (here && copies_own(t)) return RULE_OWN;
     if (f == READ_BUFFER && t->m.place == 2 && !strcmp(op, "limit") && (shape || follows)) return RULE_COUNTS;
@@ -239,6 +248,7 @@ static void draw_label(const struct trial *t, struct draws *d, int rank, char ou
     moe_op_label(block, &block->ops[draw(d, block->n_ops)], in->layer, out);
 }
 
+/* Not where they would be true, or about what the change cannot touch. */
 int explain_planted(const struct trial *t, int *n)
 {
     struct draws d = {.seed = moe_hash64((uint64_t)t->number)};
@@ -249,7 +259,8 @@ int explain_planted(const struct trial *t, int *n)
         struct moe_verdict v = {
             .check_class = moe_check_classes[i].number, .n_ranks = 1, .ranks = &rank, .text = text};
         do draw_label(t, &d, rank, v.op);
-        while (is_here(t, &v) || (t->scene.sc->experts == 1 && is_about(&v, "router")));
+        while (is_here(t, &v) || (t->scene.sc->experts == 1 && is_about(&v, "router")) ||
+               (v.check_class == 6 && order_is_open(t->s, rank, v.op)));
         ++*n;
         excused += explain_verdict(t, &v) != RULE_NONE;
     }
