@@ -171,7 +171,10 @@ static int check_copies(const struct moe_captured *c, int from, int to, bool *ne
     const bool found = findings.n && !all_near;
     if (findings.n && (found || !*near)) {
         findings.item->severity = found ? MOE_SEVERITY_ERROR : MOE_SEVERITY_POSSIBLE;
-        report_copies(c, findings.item, first, out);
+        report_copies(c, findings.item, first, out); /* which takes its lists */
+    } else if (findings.n) {
+        free(findings.item->ranks);
+        free(findings.item->layers);
     }
     *near |= findings.n && all_near;
     free(findings.item);
