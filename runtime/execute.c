@@ -22,7 +22,7 @@ int64_t moe_now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static const char *label(struct moe_execution *x)
+const char *moe_execute_label(struct moe_execution *x)
 {
     if (!x->now.block) return "before the step";
     moe_op_label(x->now.block, x->now.op, x->now.layer, x->label);
@@ -78,11 +78,11 @@ static int check_size(struct moe_execution *x, const char *what, int64_t size)
 {
     if (size == MOE_UNKNOWN && x->unknown >= 0) {
         const struct moe_symbol *y = &x->s->symbols[x->unknown];
-        return moe_fail(MOE_EFAILED, "%s: %s needs %s, and no host sync has read %s", label(x), what, y->name,
-                        x->s->buffers[y->buffer].name);
+        return moe_fail(MOE_EFAILED, "%s: %s needs %s, and no host sync has read %s", moe_execute_label(x),
+                        what, y->name, x->s->buffers[y->buffer].name);
     }
     if (size < 0 || size > MAX_ELEMENTS)
-        return moe_fail(MOE_EFAILED, "%s: %s is %lld", label(x), what, (long long)size);
+        return moe_fail(MOE_EFAILED, "%s: %s is %lld", moe_execute_label(x), what, (long long)size);
     return MOE_OK;
 }
 
@@ -158,8 +158,8 @@ static int resolve(struct moe_execution *x, struct slot **in, struct slot **out)
         const struct moe_buffer *b = &x->s->buffers[op->reads[i].buffer];
         /* Kernels index by integers: they must never see what nobody wrote. */
         if ((b->role == MOE_BUF_INDEX || b->role == MOE_BUF_COUNTS) && !slot_of(x, op->reads[i])->written)
-            return moe_fail(MOE_EFAILED, "%s: reads %s[%d], which nothing wrote", label(x), b->name,
-                            moe_slot(x->s, op->reads[i], x->now.layer));
+            return moe_fail(MOE_EFAILED, "%s: reads %s[%d], which nothing wrote", moe_execute_label(x),
+                            b->name, moe_slot(x->s, op->reads[i], x->now.layer));
         MOE_TRY(moe_execute_make_room(x, op->reads[i], true, &in[i]));
     }
     for (int i = 0; i < op->n_writes; i++) {
@@ -170,24 +170,20 @@ static int resolve(struct moe_execution *x, struct slot **in, struct slot **out)
     return MOE_OK;
 }
 
-struct part { /* of a slot: what a reference names */
-    void *data;
-    int64_t n;
-};
-
 /* A slot has room for its buffer's extent: a range beyond is a fault of the schedule. */
-static int locate(struct moe_execution *x, struct moe_ref ref, const struct slot *slot, struct part *out)
+static int locate(struct moe_execution *x, struct moe_ref ref, const struct slot *slot, struct operand *out)
 {
     const struct moe_buffer *b = &x->s->buffers[ref.buffer];
     int64_t begin;
-    *out = (struct part){slot->data, slot->n};
+    *out = (struct operand){slot->data, slot->n, !ref.n && slot->known ? slot->host : NULL};
     if (!ref.n) return MOE_OK;
     MOE_TRY(evaluate(x, "a range", ref.n, x->now.layer, 0, &out->n));
     if (!out->n) return MOE_OK;
     MOE_TRY(evaluate(x, "the begin of a range", ref.begin, x->now.layer, 0, &begin));
     if (begin > slot->n - out->n)
-        return moe_fail(MOE_EFAILED, "%s: elements %lld to %lld of %s, which holds %lld", label(x),
-                        (long long)begin, (long long)(begin + out->n), b->name, (long long)slot->n);
+        return moe_fail(MOE_EFAILED, "%s: elements %lld to %lld of %s, which holds %lld",
+                        moe_execute_label(x), (long long)begin, (long long)(begin + out->n), b->name,
+                        (long long)slot->n);
     out->data = (char *)slot->data + begin * moe_type_bytes[b->type];
     return MOE_OK;
 }
@@ -196,14 +192,15 @@ static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **o
 {
     const struct moe_op *op = x->now.op;
     struct moe_launch launch = {.op = op, .step = x->steps + 1, .layer = x->now.layer};
-    for (int i = 0; i < op->n_reads + op->n_writes; i++) {
-        struct part part;
-        int w = i - op->n_reads;
-        MOE_TRY(locate(x, w < 0 ? op->reads[i] : op->writes[w], w < 0 ? in[i] : out[w], &part));
-        if (w < 0)
-            launch.in[i] = part.data;
-        else
-            launch.out[w] = part.data;
+    struct operand operands[2 * MOE_REFS];
+    for (int i = 0; i < op->n_reads; i++) {
+        MOE_TRY(locate(x, op->reads[i], in[i], &operands[i]));
+        launch.in[i] = operands[i].data;
+    }
+    for (int i = 0; i < op->n_writes; i++) {
+        struct operand *o = &operands[op->n_reads + i];
+        MOE_TRY(locate(x, op->writes[i], out[i], o));
+        launch.out[i] = o->data;
     }
     for (int i = 0; i < op->n_dims; i++)
         MOE_TRY(evaluate(x, "a dimension", op->dims[i], x->now.layer, 0, &launch.dims[i]));
@@ -214,8 +211,8 @@ static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **o
     if (moe_kernel_cost[op->kernel] == MOE_COST_GROUPED) {
         int groups = moe_symbol_count(x->s, op->group, x->rank);
         if (launch.dims[0] != groups)
-            return moe_fail(MOE_EFAILED, "%s: %lld groups, %s has %d", label(x), (long long)launch.dims[0],
-                            x->s->symbols[op->group].name, groups);
+            return moe_fail(MOE_EFAILED, "%s: %lld groups, %s has %d", moe_execute_label(x),
+                            (long long)launch.dims[0], x->s->symbols[op->group].name, groups);
         launch.rows = x->rows = moe_grow(x->rows, &x->cap_rows, groups, sizeof *x->rows);
         for (int g = 0; g < groups; g++) {
             x->unknown = -1;
@@ -223,6 +220,7 @@ static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **o
             MOE_TRY(check_size(x, "a group", x->rows[g]));
         }
     }
+    MOE_TRY(moe_execute_fit(x, &launch, operands));
     int64_t divisor = 1, times = 1;
     if (op->divisor) MOE_TRY(evaluate(x, "the divisor", op->divisor, x->now.layer, 0, &divisor));
     if (op->times) MOE_TRY(evaluate(x, "the factor", op->times, x->now.layer, 0, &times));
@@ -232,12 +230,13 @@ static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **o
     return x->device->table->sync(x->device, op->stream);
 }
 
-static int check_fit(struct moe_execution *x, const char *verb, int64_t n, int buffer, struct part part)
+static int check_fit(struct moe_execution *x, const char *verb, int64_t n, int buffer, struct operand part)
 {
     const struct moe_buffer *b = &x->s->buffers[buffer];
     if (n * moe_type_bytes[x->now.op->type] <= part.n * moe_type_bytes[b->type]) return MOE_OK;
-    return moe_fail(MOE_EFAILED, "%s: %s %lld %s, but %s holds %lld %s", label(x), verb, (long long)n,
-                    moe_type_text[x->now.op->type], b->name, (long long)part.n, moe_type_text[b->type]);
+    return moe_fail(MOE_EFAILED, "%s: %s %lld %s, but %s holds %lld %s", moe_execute_label(x), verb,
+                    (long long)n, moe_type_text[x->now.op->type], b->name, (long long)part.n,
+                    moe_type_text[b->type]);
 }
 
 /* "0-3" or "0,2,4"; cut where it is full. */
@@ -270,7 +269,8 @@ static int collective_failed(struct moe_execution *x, int err)
     const int group = c->group_of[x->rank];
     char ranks[64];
     write_ranks(ranks, sizeof ranks, c->members + c->first[group], moe_group_size(c, group));
-    return moe_fail(err, "%s on communicator %s (ranks %s): %s", label(x), c->name, ranks, moe_error());
+    return moe_fail(err, "%s on communicator %s (ranks %s): %s", moe_execute_label(x), c->name, ranks,
+                    moe_error());
 }
 
 static int agree(struct moe_execution *x, const struct moe_transfer *t)
@@ -278,7 +278,7 @@ static int agree(struct moe_execution *x, const struct moe_transfer *t)
     const struct moe_comm *c = &x->s->comms[t->op->comm];
     const int *ranks = c->members + c->first[c->group_of[x->rank]];
     if (x->steps_here >= x->options->agree_steps) return MOE_OK;
-    int err = moe_agree(x->comms[t->op->comm], t, label(x), ranks, x->options->timeout_s);
+    int err = moe_agree(x->comms[t->op->comm], t, moe_execute_label(x), ranks, x->options->timeout_s);
     return err < 0 && err != MOE_EVERDICT ? collective_failed(x, err) : err;
 }
 
@@ -289,7 +289,7 @@ static int run_collective(struct moe_execution *x, struct slot *in, struct slot 
     const int size = moe_group_size(c, c->group_of[x->rank]), self = c->index_of[x->rank];
     const bool each_send = moe_send_per_peer[op->collective], each_recv = moe_recv_per_peer[op->collective];
     int64_t sent, received;
-    struct part from, to;
+    struct operand from, to;
     MOE_TRY(locate(x, op->reads[0], in, &from));
     MOE_TRY(locate(x, op->writes[0], out, &to));
     const struct moe_transfer transfer = {op, from.data, to.data, x->send, x->recv};
@@ -301,7 +301,7 @@ static int run_collective(struct moe_execution *x, struct slot *in, struct slot 
     MOE_TRY(check_fit(x, "receives", received, op->writes[0].buffer, to));
     const int64_t to_self = x->send[each_send ? self : 0], from_self = x->recv[each_recv ? self : 0];
     if (to_self != from_self)
-        return moe_fail(MOE_EFAILED, "%s: sends itself %lld and receives %lld elements", label(x),
+        return moe_fail(MOE_EFAILED, "%s: sends itself %lld and receives %lld elements", moe_execute_label(x),
                         (long long)to_self, (long long)from_self);
     x->now.bytes = sent * moe_type_bytes[op->type];
     struct moe_communicator *comm = x->comms[op->comm];
@@ -336,6 +336,7 @@ static int run_op(struct moe_execution *x)
 {
     const struct moe_op *op = x->now.op;
     struct slot *in[MOE_REFS], *out[MOE_REFS];
+    if (op->kind == MOE_KERNEL) MOE_TRY(moe_execute_fit_form(x));
     MOE_TRY(resolve(x, in, out));
     switch (op->kind) {
     case MOE_KERNEL: MOE_TRY(run_kernel(x, in, out)); break;

@@ -1,8 +1,9 @@
-/* execute_internal - what an execution is made of: shared by execute.c and execute_open.c. */
+/* execute_internal - what an execution is made of: shared by execute.c, execute_open.c and fit.c. */
 #ifndef MOE_EXECUTE_INTERNAL_H
 #define MOE_EXECUTE_INTERNAL_H
 
 #include "runtime/execute.h"
+#include "sim/kernel_shapes.h"
 
 struct slot {      /* of a buffer, on this rank */
     void *data;    /* on the device; NULL: no operation touched it yet */
@@ -20,6 +21,7 @@ struct moe_execution {
     struct moe_device *device;                 /* borrowed */
     const struct moe_execute_options *options; /* borrowed */
     int rank;
+    struct moe_kernel_shape *shapes; /* [MOE_K_COUNT] */
     struct moe_communicator **comms; /* [n_comms]; comms[0] is the world, borrowed */
     int *first;                      /* [n_buffers] into slots */
     struct slot *slots;
@@ -41,5 +43,18 @@ static inline struct slot *slot_at(const struct moe_execution *x, int buffer, in
 /* Gives a reference's slot its extent at present sizes. keep: what it holds stays and what is added is
  * poison; otherwise all of it is new. */
 int moe_execute_make_room(struct moe_execution *x, struct moe_ref ref, bool keep, struct slot **out);
+/* Of the operation in hand, with its block; until the next call. */
+const char *moe_execute_label(struct moe_execution *x);
+
+struct operand { /* of the kernel in hand */
+    void *data;
+    int64_t n;           /* elements of the slot, or of the part of it that is named */
+    const int64_t *host; /* [n] copy of counts; NULL: the host does not hold them */
+};
+
+/* Is the operation in hand one that its kernel can run: as many dims and operands, of its types? And, with
+ * its dims, reads before writes, does it stay in its operands? MOE_EFAILED, naming it, where not. */
+int moe_execute_fit_form(struct moe_execution *x);
+int moe_execute_fit(struct moe_execution *x, const struct moe_launch *l, const struct operand *operands);
 
 #endif

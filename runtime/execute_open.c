@@ -97,6 +97,7 @@ int moe_execute_open(const struct moe_schedule *s, struct moe_device *d, struct 
         return moe_fail(MOE_EUSAGE, "%d ranks were started, the scenario has %d", world->size, s->n_ranks);
     struct moe_execution *x = moe_alloc(1, sizeof *x);
     *x = (struct moe_execution){.s = s, .device = d, .options = options, .rank = world->rank};
+    x->shapes = moe_kernel_shapes();
     x->comms = moe_alloc((size_t)s->n_comms, sizeof *x->comms);
     x->send = moe_alloc((size_t)s->n_ranks, sizeof *x->send);
     x->recv = moe_alloc((size_t)s->n_ranks, sizeof *x->recv);
@@ -120,6 +121,7 @@ void moe_execute_close(struct moe_execution *x)
         if (x->slots[i].data) x->device->table->free(x->device, x->slots[i].data);
         free(x->slots[i].host);
     }
+    free(x->shapes);
     free(x->comms);
     free(x->send);
     free(x->recv);

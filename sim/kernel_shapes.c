@@ -165,3 +165,25 @@ uint32_t moe_kernel_adds(enum moe_kernel kernel)
     }
     return mask;
 }
+
+/* LIMIT writes what arrives where it pads, and only there. */
+bool moe_kernel_has_lists(const struct moe_kernel_shape *k, const struct moe_op *op, int *least)
+{
+    int most = k->n_writes;
+    *least = most;
+    while (*least > 0 && k->writes[*least - 1].optional) --*least;
+    if (op->kernel == MOE_K_LIMIT && op->mode & MOE_LIMIT_PAD)
+        *least = most;
+    else if (op->kernel == MOE_K_LIMIT)
+        most = *least;
+    return op->n_dims == k->n_dims && op->n_reads == k->n_reads && op->n_writes >= *least &&
+           op->n_writes <= most;
+}
+
+enum moe_type moe_kernel_type(const struct moe_kernel_shape *k)
+{
+    for (int i = 0; i < k->n_reads + k->n_writes; i++)
+        if ((i < k->n_reads ? k->reads[i].type : k->writes[i - k->n_reads].type) == MOE_TYPE_COUNT)
+            return MOE_TYPE_COUNT;
+    return k->writes[0].type;
+}

@@ -67,6 +67,10 @@ struct moe_kernel_shape {
 
 /* The rows, parsed: [MOE_K_COUNT], to be freed. Aborts on a kernel without a row, or a row that is no row. */
 struct moe_kernel_shape *moe_kernel_shapes(void);
+/* Has the operation as many dims, reads and writes as its kernel needs? *least: writes that it needs. */
+bool moe_kernel_has_lists(const struct moe_kernel_shape *k, const struct moe_op *op, int *least);
+/* The type that an operation of this kernel has, where all its operands are integers; MOE_TYPE_COUNT: any. */
+enum moe_type moe_kernel_type(const struct moe_kernel_shape *k);
 /* Bit i: writes[i] may accumulate. Cost: one look at the row's text. */
 uint32_t moe_kernel_adds(enum moe_kernel kernel);
 

@@ -245,13 +245,8 @@ static bool check_lists(struct moe_checker *c, int rank, const struct moe_here *
 {
     const struct moe_op *op = h->op;
     const struct moe_kernel_shape *k = &c->shapes[op->kernel];
-    int least = k->n_writes;
-    while (least > 0 && k->writes[least - 1].optional) least--;
-    if (op->kernel == MOE_K_LIMIT && op->mode & MOE_LIMIT_PAD) least = k->n_writes;
-    bool pads = op->kernel != MOE_K_LIMIT || op->mode & MOE_LIMIT_PAD || op->n_writes == least;
-    if (op->n_dims == k->n_dims && op->n_reads == k->n_reads && op->n_writes >= least &&
-        op->n_writes <= k->n_writes && pads)
-        return true;
+    int least;
+    if (moe_kernel_has_lists(k, op, &least)) return true;
     moe_check_verdict(c, 14, rank, moe_check_label(h),
                       "has %d dims, %d reads and %d writes, and %s needs %d, %d and %d", op->n_dims,
                       op->n_reads, op->n_writes, moe_kernel_text[op->kernel], k->n_dims, k->n_reads, least);
@@ -263,17 +258,15 @@ static bool check_form(struct moe_checker *c, int rank, const struct moe_here *h
     const struct moe_op *op = h->op;
     const struct moe_kernel_shape *k = &c->shapes[op->kernel];
     if (!check_lists(c, rank, h)) return false;
-    bool right = true, integers = true;
+    bool right = true;
     for (int i = 0; i < op->n_reads; i++)
         right &= check_operand(c, rank, h, &k->reads[i], op->reads[i], true);
     for (int i = 0; i < op->n_writes; i++) {
         right &= check_operand(c, rank, h, &k->writes[i], op->writes[i], false);
         right = right && check_overlap(c, rank, h, i);
     }
-    for (int i = 0; i < k->n_reads; i++) integers &= k->reads[i].type != MOE_TYPE_COUNT;
-    for (int i = 0; i < k->n_writes; i++) integers &= k->writes[i].type != MOE_TYPE_COUNT;
-    enum moe_type type = k->writes[0].type;
-    if (integers && op->type != type) {
+    const enum moe_type type = moe_kernel_type(k);
+    if (type != MOE_TYPE_COUNT && op->type != type) {
         moe_check_verdict(c, 14, rank, moe_check_label(h), "computes %s, expected %s",
                           moe_type_text[op->type], moe_type_text[type]);
         right = false;

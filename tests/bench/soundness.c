@@ -288,8 +288,8 @@ static void say(const struct trial *t, const struct outcome *o, const char *what
            kind_text[t->kind], (long long)t->number, (long long)seed, what, m->rank, m->block->name,
            moe_pass_text[m->block->pass], m->op->name, mutation_field_text[m->field], m->place, m->before,
            m->after, end_text[o->end], o->error, rule_text[rule]);
-    if (rule != RULE_NONE) return;
     printf("%s", text);
+    if (rule != RULE_NONE && !getenv("ALL")) return;
     print_indented(t->scene.text);
 }
 
