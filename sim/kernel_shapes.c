@@ -26,7 +26,7 @@ static const struct {
     [MOE_K_GEMM] = {"m n k: A[mk] B[kn] > +C[mn]", MOE_K_GEMM, MOE_USES_TRANS},
     [MOE_K_TOPK] = {"T E K: logits[TE] > prob[TE] expert:index[TK] slot:index[TK] counts:routed[E]",
                     MOE_K_TOPK_BWD, 0},
-    [MOE_K_TOPK_BWD] = {"T E K: prob[TE] dprob[TE] > +dlogits[TE]", NONE, 0},
+    [MOE_K_TOPK_BWD] = {"T E: prob[TE] dprob[TE] > +dlogits[TE]", NONE, 0},
     [MOE_K_LIMIT] = {"T E K C G N: prob[TE] expert:index[TK] counts:count[E]"
                      " > slot:index[TK] kept_expert:index[TK] "
                      "kept:count[E] arrive?:count[E]", NONE, MOE_USES_MODE},

@@ -13,6 +13,8 @@
 
 struct made { /* by an operation */
     struct moe_here h;
+    const struct moe_op *did; /* what it may be taken for */
+    int trans;                /* with these matrices transposed: 2 the first, 1 the second */
     uint64_t number;
 };
 
@@ -51,9 +53,10 @@ static bool is_place(const struct moe_op *op, int dim)
     return op->kernel == MOE_K_LIMIT && dim == 5;
 }
 
-static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct moe_here *h, bool same_tokens)
+static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct made *m, bool same_tokens)
 {
-    const struct moe_op *op = h->op;
+    const struct moe_op *op = m->did;
+    const int layer = m->h.layer;
     const struct moe_kernel_shape *k = &c->shapes[op->kernel];
     uint64_t n = moe_check_mix(1, (uint64_t)op->kernel);
     if (k->uses & MOE_USES_FACTOR) n = moe_check_mix(n, of_double(op->factor));
@@ -61,13 +64,13 @@ static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct mo
     if (k->uses & MOE_USES_MODE) n = moe_check_mix(n, (uint64_t)op->mode);
     if (k->uses & MOE_USES_MODE && (op->mode & MOE_LIMIT_ORDER) == MOE_LIMIT_RANDOM)
         n = moe_check_mix(n, op->seed);
-    if (k->uses & MOE_USES_TRANS) n = moe_check_mix(n, (uint64_t)(op->trans_a * 2 + op->trans_b));
+    if (k->uses & MOE_USES_TRANS) n = moe_check_mix(n, (uint64_t)m->trans);
     if (k->uses & MOE_USES_DIVISOR)
-        n = moe_check_mix(moe_check_mix(n, of_factor(c, rank, op->divisor, h->layer)),
-                          of_factor(c, rank, op->times, h->layer));
+        n = moe_check_mix(moe_check_mix(n, of_factor(c, rank, op->divisor, layer)),
+                          of_factor(c, rank, op->times, layer));
     for (int i = 0; i < op->n_dims && op->kernel != MOE_K_SELECT && same_tokens; i++)
         if (k->free_dims >> i & 1 && !is_place(op, i))
-            n = moe_check_mix(n, of_expr(c, rank, op->dims[i], h->layer));
+            n = moe_check_mix(n, of_expr(c, rank, op->dims[i], layer));
     return n;
 }
 
@@ -79,47 +82,84 @@ static uint64_t of_collective(const struct moe_checker *c, int rank, const struc
     return moe_check_mix(moe_check_mix(3, (uint64_t)op->collective), (uint64_t)op->comm);
 }
 
-/* Numbers of all operations of a role; returns how many. */
-static int number(const struct moe_checker *c, int rank, bool same_tokens, struct made **out)
-{
-    const struct moe_role *y = &c->s->roles[c->s->role_of[rank]];
-    uint64_t *slots = moe_alloc(c->n_slots, sizeof *slots);
-    int n = 0, cap = 0;
-    *out = NULL;
-    for (size_t i = 0; i < c->n_slots; i++) slots[i] = moe_check_mix(2, i); /* what the step starts from */
-    for (int k = 0; k < y->n_instances; k++) {
-        struct moe_here h = {.block_id = y->itinerary[k].block, .layer = y->itinerary[k].layer};
-        h.block = &y->blocks[h.block_id];
-        for (int o = 0; o < h.block->n_ops; o++) {
-            const struct moe_op *op = h.op = &h.block->ops[o];
-            if (op->kind == MOE_HOST_SYNC) continue;
-            uint64_t made =
-                op->kind == MOE_KERNEL ? of_kernel(c, rank, &h, same_tokens) : of_collective(c, rank, op);
-            for (int i = 0; i < op->n_reads; i++)
-                made = moe_check_mix(made, slots[moe_check_slot(c, op->reads[i], h.layer)]);
-            bool zero = op->kind == MOE_KERNEL && op->kernel == MOE_K_ZERO; /* adding to it is replacing it */
-            uint64_t all = made;
-            for (int i = 0; i < op->n_writes; i++) {
-                uint64_t *slot = &slots[moe_check_slot(c, op->writes[i], h.layer)],
-                         fresh = zero ? 0 : moe_check_mix(made, (uint64_t)i);
-                if (op->writes[i].n)
-                    fresh = moe_check_mix(*slot, fresh); /* by place: gradients tell whether rightly */
-                *slot = op->writes[i].accumulate ? *slot + fresh : fresh;
-                all = moe_check_mix(moe_check_mix(all, *slot),
-                                    (uint64_t)moe_check_slot(c, op->writes[i], h.layer));
-            }
-            *out = moe_grow(*out, &cap, n + 1, sizeof **out);
-            (*out)[n++] = (struct made){h, all};
-        }
-    }
-    free(slots);
-    return n;
-}
-
 static bool same_label(const struct made *a, const struct made *b)
 {
     return a->h.layer == b->h.layer && a->h.op->id == b->h.op->id && a->h.block->pass == b->h.block->pass &&
            !strcmp(a->h.op->name, b->h.op->name) && !strcmp(a->h.block->name, b->h.block->name);
+}
+
+/* The number of what an operation makes, which is in the slots from then on. */
+static uint64_t apply(const struct moe_checker *c, int rank, const struct made *m, bool same_tokens,
+                      uint64_t *slots)
+{
+    const struct moe_op *op = m->did;
+    const int layer = m->h.layer;
+    uint64_t made = op->kind == MOE_KERNEL ? of_kernel(c, rank, m, same_tokens) : of_collective(c, rank, op);
+    for (int i = 0; i < op->n_reads; i++)
+        made = moe_check_mix(made, slots[moe_check_slot(c, op->reads[i], layer)]);
+    bool zero = op->kind == MOE_KERNEL && op->kernel == MOE_K_ZERO; /* adding to it is replacing it */
+    uint64_t all = made;
+    for (int i = 0; i < op->n_writes; i++) {
+        uint64_t *slot = &slots[moe_check_slot(c, op->writes[i], layer)],
+                 fresh = zero ? 0 : moe_check_mix(made, (uint64_t)i);
+        if (op->writes[i].n)
+            fresh = moe_check_mix(*slot, fresh); /* by place: gradients tell whether rightly */
+        *slot = op->writes[i].accumulate ? *slot + fresh : fresh;
+        all = moe_check_mix(moe_check_mix(all, *slot), (uint64_t)moe_check_slot(c, op->writes[i], layer));
+    }
+    return all;
+}
+
+/* The one with this label, sought from *from on, which it becomes; NULL: none. */
+static const struct made *find(const struct made *label, const struct made *list, int n, int *from)
+{
+    for (int tried = 0; tried < n; tried++, *from = (*from + 1) % n)
+        if (same_label(label, &list[*from])) return &list[*from];
+    return NULL;
+}
+
+/* Nothing comes of what is idle: it may be taken for what the other rank does, as may a matrix that is its own
+ * transpose. like: NULL: not asked. */
+static void take_for(const struct moe_checker *c, int rank, struct made *m, const struct made *like)
+{
+    const struct moe_op *op = m->did = m->h.op;
+    m->trans = op->trans_a * 2 + op->trans_b;
+    if (!like) return;
+    if (moe_check_idle(c, rank, &m->h)) {
+        m->did = like->did;
+        m->trans = like->trans;
+    } else if (op->kernel == like->did->kernel && op->n_dims >= 3 &&
+               c->shapes[op->kernel].uses & MOE_USES_TRANS) {
+        const bool grouped = op->kernel == MOE_K_GROUPED_GEMM;
+        int same = grouped || moe_check_is_vector(c, rank, m->h.layer, op->dims[0], op->dims[2]) ? 2 : 0;
+        same |= moe_check_is_vector(c, rank, m->h.layer, op->dims[2], op->dims[1]);
+        m->trans = (m->trans & ~same) | (like->trans & same);
+    }
+}
+
+/* Numbers of all operations of a role; returns how many. like [n_like]: of another rank. */
+static int number(const struct moe_checker *c, int rank, bool same_tokens, const struct made *like,
+                  int n_like, struct made **out)
+{
+    const struct moe_role *y = &c->s->roles[c->s->role_of[rank]];
+    uint64_t *slots = moe_alloc(c->n_slots, sizeof *slots);
+    int n = 0, cap = 0, from = 0;
+    *out = NULL;
+    for (size_t i = 0; i < c->n_slots; i++) slots[i] = moe_check_mix(2, i); /* what the step starts from */
+    for (int k = 0; k < y->n_instances; k++) {
+        struct made m = {.h = {.block_id = y->itinerary[k].block, .layer = y->itinerary[k].layer}};
+        m.h.block = &y->blocks[m.h.block_id];
+        for (int o = 0; o < m.h.block->n_ops; o++) {
+            m.h.op = &m.h.block->ops[o];
+            if (m.h.op->kind == MOE_HOST_SYNC) continue;
+            take_for(c, rank, &m, find(&m, like, n_like, &from));
+            m.number = apply(c, rank, &m, same_tokens, slots);
+            *out = moe_grow(*out, &cap, n + 1, sizeof **out);
+            (*out)[n++] = m;
+        }
+    }
+    free(slots);
+    return n;
 }
 
 static int first_of(const struct moe_schedule *s, int role)
@@ -144,21 +184,39 @@ static int class_of(const struct moe_op *op)
     }
 }
 
-static void compare(struct moe_checker *c, int role, int like, const struct made *a, int n_a,
-                    const struct made *b, int n_b)
+/* The first of a that makes another number than the one of b with its label; NULL: none. */
+static const struct made *differing(const struct made *a, int n_a, const struct made *b, int n_b)
 {
     for (int i = 0, j = 0; i < n_a; i++) {
-        int tried = 0;
-        while (tried < n_b && !same_label(&a[i], &b[j])) j = (j + 1) % n_b, tried++;
-        if (tried == n_b || a[i].number == b[j].number) continue;
-        for (int r = 0; r < c->s->n_ranks; r++)
-            if (c->s->role_of[r] == role)
-                moe_check_verdict(
-                    c, class_of(a[i].h.op), r, moe_check_label(&a[i].h),
-                    "computes another function than on rank %d, where the same parameters are trained",
-                    first_of(c->s, like));
-        return;
+        const struct made *twin = find(&a[i], b, n_b, &j);
+        if (twin && a[i].number != twin->number) return &a[i];
     }
+    return NULL;
+}
+
+static void compare(struct moe_checker *c, int role, int like)
+{
+    const struct moe_schedule *s = c->s;
+    const int here = first_of(s, role), there = first_of(s, like);
+    const bool same_tokens = s->tokens[here] == s->tokens[there];
+    struct made *a, *b;
+    int n_a = number(c, here, same_tokens, NULL, 0, &a), n_b = number(c, there, same_tokens, NULL, 0, &b);
+    const struct made *wrong = differing(a, n_a, b, n_b);
+    if (wrong) { /* rare: then it is asked what may be taken for what */
+        struct made *raw = a;
+        free(b);
+        n_b = number(c, there, same_tokens, raw, n_a, &b);
+        n_a = number(c, here, same_tokens, b, n_b, &a);
+        free(raw);
+        wrong = differing(a, n_a, b, n_b);
+    }
+    for (int r = 0; r < s->n_ranks && wrong; r++)
+        if (s->role_of[r] == role)
+            moe_check_verdict(
+                c, class_of(wrong->h.op), r, moe_check_label(&wrong->h),
+                "computes another function than on rank %d, where the same parameters are trained", there);
+    free(a);
+    free(b);
 }
 
 void moe_check_alike(struct moe_checker *c)
@@ -173,14 +231,7 @@ void moe_check_alike(struct moe_checker *c)
                 s->roles[k].n_micro == s->roles[i].n_micro &&
                 (n[k] > n[most] || (n[k] == n[most] && k < most)))
                 most = k;
-        int here = first_of(s, i), there = first_of(s, most);
-        if (i == most || here < 0) continue;
-        struct made *a, *b;
-        bool same_tokens = s->tokens[here] == s->tokens[there];
-        int n_a = number(c, here, same_tokens, &a), n_b = number(c, there, same_tokens, &b);
-        if (n_b) compare(c, i, most, a, n_a, b, n_b);
-        free(a);
-        free(b);
+        if (i != most && n[i]) compare(c, i, most);
     }
     free(n);
 }

@@ -20,7 +20,7 @@ static void say(const struct pair *p, int check_class, const char *what, const c
 {
     const struct moe_schedule *s = p->c->s;
     for (int r = 0; r < s->n_ranks; r++)
-        if (s->role_of[r] == p->role)
+        if (s->role_of[r] == p->role && !moe_check_idle(p->c, r, &p->h))
             moe_check_verdict(p->c, check_class, r, moe_check_label(&p->h),
                               "%s%s%s, unlike '%s' that it undoes", what, *name ? " " : "", name, p->f->name);
 }
@@ -48,6 +48,19 @@ static bool same_value(const struct pair *p, int a, int b)
             int layer = role->itinerary[n].layer;
             if (moe_eval(s, p->c->device, a, r, layer, 0) != moe_eval(s, p->c->device, b, r, layer, 0))
                 return false;
+        }
+    return true;
+}
+
+/* A matrix of one row or column, or of none, is its own transpose: is it that on every rank of the role? */
+static bool is_vector(const struct pair *p, int rows, int columns)
+{
+    const struct moe_schedule *s = p->c->s;
+    const struct moe_role *role = &s->roles[p->role];
+    for (int r = 0; r < s->n_ranks; r++)
+        for (int n = 0; n < role->n_instances && s->role_of[r] == p->role; n++) {
+            if (role->itinerary[n].block != p->h.block_id) continue;
+            if (!moe_check_is_vector(p->c, r, role->itinerary[n].layer, rows, columns)) return false;
         }
     return true;
 }
@@ -83,8 +96,10 @@ static void check_product(const struct pair *p)
     const struct moe_op *f = p->f, *b = p->b;
     struct moe_ref dc = gradient_of(p, f->writes[0]), a = f->reads[0], w = f->reads[1];
     int m = f->dims[0], n = f->dims[1], k = f->dims[2];
-    bool grouped = f->kernel == MOE_K_GROUPED_GEMM, of_w = b->serves & 2,
-         swapped = of_w && f->trans_b && !grouped;
+    bool grouped = f->kernel == MOE_K_GROUPED_GEMM, of_w = b->serves & 2, stored = f->trans_b;
+    if (stored != (b->n_reads > 0 && moe_same_slot(p->c->s, b->reads[0], dc)) && of_w && is_vector(p, k, n))
+        stored = !stored;
+    bool swapped = of_w && stored && !grouped;
     enum moe_kernel kernel = grouped && of_w ? MOE_K_GROUPED_WGRAD : f->kernel;
     if (b->kernel != kernel || b->n_reads != 2 || b->n_writes != 1 || b->n_dims < 3) {
         say(p, 14, "is", moe_kernel_text[b->kernel]);
@@ -100,8 +115,11 @@ static void check_product(const struct pair *p)
     else
         expect_dims(p, m, k, n);
     bool trans_a = of_w && !grouped, trans_b = !of_w && !f->trans_b;
-    bool wrong_a = !grouped && (b->trans_a != trans_a || f->trans_a);
-    bool wrong_b = kernel != MOE_K_GROUPED_WGRAD ? b->trans_b != trans_b : f->trans_b;
+    bool wrong_a = !grouped && ((b->trans_a != trans_a && !is_vector(p, b->dims[0], b->dims[2])) ||
+                                (f->trans_a && !is_vector(p, m, k)));
+    bool wrong_b = kernel == MOE_K_GROUPED_WGRAD
+                       ? f->trans_b && !is_vector(p, k, n)
+                       : b->trans_b != trans_b && !is_vector(p, b->dims[2], b->dims[1]);
     if (wrong_a || wrong_b) say(p, 14, "takes a matrix transposed, or not", "");
     if (grouped && !same_groups(p, b->group, f->group))
         say(p, 14, "has the groups of", p->c->s->symbols[b->group].name);

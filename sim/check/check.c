@@ -344,7 +344,8 @@ static void meet(struct moe_checker *c, int comm, int group)
     for (int i = 0; i < n; i++) h[i] = here_of(c, ranks[i]);
     moe_check_collective(c, h, comm, group);
     for (int i = 0; i < n && !c->stop; i++) {
-        mark_writes(c, ranks[i], &h[i]);
+        if (c->place[ranks[i]].recv.total || !moe_check_is_summed(c, h[i].op->writes[0]))
+            mark_writes(c, ranks[i], &h[i]);
         step_over(c, ranks[i]);
     }
     free(h);

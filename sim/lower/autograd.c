@@ -115,6 +115,7 @@ static void backward_by_rule(struct moe_builder *b, int block, const struct moe_
 {
     struct moe_op op = backward_of(b, block, f, 0, "");
     op.kernel = rule->backward;
+    if (op.kernel == MOE_K_TOPK_BWD) op.n_dims = 2; /* however many were chosen */
     for (int i = 0; rule->reads[i] != END; i++)
         op.reads[op.n_reads++] = rule->reads[i] == DW0  ? moe_grad_in(b, f->writes[0])
                                  : rule->reads[i] == W0 ? f->writes[0]

@@ -5,9 +5,10 @@
  *   same value   the expression evaluates as before on the rank, from what is known at the start of a step
  *   same slot    the shift of a buffer with one slot
  *   in order     another stream, or one wait less, when all operations on one slot of which one writes are
- *                still in order: the closure of host order, streams and waits, computed here pair by pair
+ *                still in order, or touch parts of it that do not meet on the rank: the closure of host order,
+ *                streams and waits, computed here pair by pair
  *   need holds   low of a capacity rule is not above high
- *   no reader    N of LIMIT (but at random) and K of TOPK_BWD, that no kernel looks at (kernels/ref.h)
+ *   no reader    N of LIMIT (but at random), that no kernel looks at (kernels/ref.h)
  *   zero         adding to what was set to zero, or replacing it
  *   nothing      of an operation on the part of a bucket that a rank owns, where it owns nothing */
 #include "sim/check/check.h"
@@ -64,12 +65,24 @@ static struct {
     bool before[MOST]; /* which are done when this one starts */
 } run[MOST];
 
-static bool touches(const struct moe_schedule *s, int i, struct moe_ref ref, int layer, bool writes)
+/* Have two references to one slot an element in common? */
+static bool meet(const struct moe_schedule *s, int rank, struct moe_ref a, struct moe_ref b)
+{
+    struct moe_env env = {at_start, (void *)s};
+    if (!a.n || !b.n) return true;
+    int64_t from_a = moe_eval(s, env, a.begin, rank, 0, 0), n_a = moe_eval(s, env, a.n, rank, 0, 0),
+            from_b = moe_eval(s, env, b.begin, rank, 0, 0), n_b = moe_eval(s, env, b.n, rank, 0, 0);
+    return n_a && n_b && from_a < from_b + n_b && from_b < from_a + n_a;
+}
+
+static bool touches(const struct moe_schedule *s, int rank, int i, struct moe_ref ref, int layer, bool writes)
 {
     const struct moe_op *op = run[i].op;
     for (int k = 0; k < (writes ? op->n_writes : op->n_reads); k++) {
         struct moe_ref r = writes ? op->writes[k] : op->reads[k];
-        if (r.buffer == ref.buffer && moe_slot(s, r, run[i].layer) == moe_slot(s, ref, layer)) return true;
+        if (r.buffer == ref.buffer && moe_slot(s, r, run[i].layer) == moe_slot(s, ref, layer) &&
+            meet(s, rank, r, ref))
+            return true;
     }
     return false;
 }
@@ -112,8 +125,8 @@ static bool in_order(const struct moe_schedule *s, int rank)
             bool writes = k >= run[j].op->n_reads;
             struct moe_ref ref = writes ? run[j].op->writes[k - run[j].op->n_reads] : run[j].op->reads[k];
             for (int i = 0; i < j; i++)
-                if (!run[j].before[i] && (touches(s, i, ref, run[j].layer, true) ||
-                                          (writes && touches(s, i, ref, run[j].layer, false))))
+                if (!run[j].before[i] && (touches(s, rank, i, ref, run[j].layer, true) ||
+                                          (writes && touches(s, rank, i, ref, run[j].layer, false))))
                     return false;
         }
     return true;
@@ -151,8 +164,7 @@ static bool adds_to_zero(const struct moe_schedule *s, const struct mutation *m)
 
 static bool no_reader(const struct mutation *m)
 {
-    return m->field == DIM && ((m->op->kernel == MOE_K_LIMIT && m->place == 5) ||
-                               (m->op->kernel == MOE_K_TOPK_BWD && m->place == 2));
+    return m->field == DIM && m->op->kernel == MOE_K_LIMIT && m->place == 5;
 }
 
 static bool cannot_matter(struct moe_schedule *s, const struct mutation *m)
