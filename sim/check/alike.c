@@ -118,8 +118,8 @@ static const struct made *find(const struct made *label, const struct made *list
     return NULL;
 }
 
-/* Nothing comes of what is idle: it may be taken for what the other rank does, as may a matrix that is its own
- * transpose. like: NULL: not asked. */
+/* Nothing comes of what is idle: it may be taken for what the other rank does, as may a matrix that is its
+ * own transpose. like: NULL: not asked. */
 static void take_for(const struct moe_checker *c, int rank, struct made *m, const struct made *like)
 {
     const struct moe_op *op = m->did = m->h.op;

@@ -139,8 +139,8 @@ void moe_check_coverage(struct moe_checker *c);
 /* A kernel of a rank against its row of kernel_shapes.c, before it runs. Result: false with a verdict, and
  * then nothing follows from what it writes. */
 bool moe_check_shapes(struct moe_checker *c, int rank, const struct moe_here *h);
-/* Whatever a kernel computes, nothing comes of it on a rank: it writes no element, or adds what was computed of
- * none. So where a rank has no tokens, or owns nothing of a bucket. */
+/* Whatever a kernel computes, nothing comes of it on a rank: it writes no element, or adds what was computed
+ * of none. So where a rank has no tokens, or owns nothing of a bucket. */
 bool moe_check_idle(const struct moe_checker *c, int rank, const struct moe_here *h);
 /* Is a matrix of so many rows and columns its own transpose: has it one of either, or none? */
 bool moe_check_is_vector(const struct moe_checker *c, int rank, int layer, int rows, int columns);

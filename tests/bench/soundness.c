@@ -115,9 +115,9 @@ static struct moe_scenario *parse(const char *text)
     return sc;
 }
 
-static void open_scene(struct draws *d, struct scene *y)
+static void open_scene(struct draws *d, bool telling, struct scene *y)
 {
-    scenario_draw(d, world->size < MOST_RANKS ? world->size : MOST_RANKS, y->text, y->alone);
+    scenario_draw(d, world->size < MOST_RANKS ? world->size : MOST_RANKS, telling, y->text, y->alone);
     y->sc = parse(y->text);
     y->sc1 = parse(y->alone);
     y->s = fixture_schedule(y->sc);
@@ -187,7 +187,7 @@ static void try_scenario(int64_t number)
     struct draws d = {.seed = moe_hash64((uint64_t)seed * KIND_COUNT + SCENARIOS) + (uint64_t)number};
     struct scene y;
     char text[TEXT];
-    open_scene(&d, &y);
+    open_scene(&d, false, &y);
     struct moe_schedule *s1 = fixture_schedule(y.sc1);
     struct how how = {1, valid_timeout_s, .agree = draw(&d, 2), .distinct = picks(y.sc)};
     int order = draw(&d, 3);
@@ -278,6 +278,8 @@ static void execute_in_orders(struct trial *t)
         }
         moe_schedule_free(s);
     }
+    for (int r = 0; r < t->s->n_ranks && t->o[0].end <= END_ROUNDED; r++)
+        if (order_races(t->s, r, t->o[0].error, sizeof t->o[0].error)) t->o[0].end = END_RACED;
 }
 
 static void say(const struct trial *t, const struct outcome *o, const char *what, enum rule rule,
@@ -338,7 +340,7 @@ static void try_mutation(enum kind kind, int64_t number)
     struct mutation_draws changes = {.seed = moe_hash64(d.seed)};
     struct trial t = {.kind = kind, .number = number};
     char text[TEXT];
-    open_scene(&d, &t.scene);
+    open_scene(&d, true, &t.scene);
     change(&t, &changes);
     if (world->rank == 0) /* for those that break the job */
         fprintf(stderr, "%s %lld: rank %d %s: %s\n", kind_text[kind], (long long)number, t.m.rank,

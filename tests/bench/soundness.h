@@ -19,8 +19,9 @@ enum { TEXT = 2048 };
 /* A valid scenario of at most most_ranks ranks, as YAML, and what one rank alone computes the same gradients
  * with: all tokens of a stage, capacity for each part that was a rank's. All of double precision. A function
  * of the draws. Every key of a scenario that changes what is computed is drawn; a coin decides between the
- * default gradient_sync and another order that is right. */
-void scenario_draw(struct draws *d, int most_ranks, char out[TEXT], char alone[TEXT]);
+ * default gradient_sync and another order that is right. telling: nothing of it is multiplied by what is
+ * always 0 or 1: clipping clips, and no token has every expert, so that the router has a gradient. */
+void scenario_draw(struct draws *d, int most_ranks, bool telling, char out[TEXT], char alone[TEXT]);
 
 /* ---- soundness_run.c ---- */
 
@@ -30,7 +31,7 @@ void scenario_draw(struct draws *d, int most_ranks, char out[TEXT], char alone[T
     X(EQUAL,     "equal")                     /* bit for bit */ \
     X(ROUNDED,   "equal but for rounding")    /* within the bounds of test_parity */ \
     X(DIFFERS,   "other results") \
-    X(RACED,     "others by stream order")    /* in another order that its streams allow */ \
+    X(RACED,     "others by stream order")    /* or two touch an element in no order */ \
     X(NO_ANSWER, "no answer in time") \
     X(LIBRARY,   "error of the MPI library") \
     X(REFUSED,   "refused by the executor") \
@@ -88,9 +89,10 @@ double run_difference(const struct run *many, const struct run *one, int rank, d
 /* Makes the host order of all roles one in which a machine may run what they issue: the stream `first` as
  * soon as it may, collectives as they come. No backward operation names its forward one any more. */
 void order_streams(struct moe_schedule *s, int first);
-/* Does an operation with this label come before another on one slot, which either writes, in one such order
- * of the rank, and after it in the other? */
-bool order_is_open(const struct moe_schedule *s, int rank, const char *label);
+/* Do two operations of a rank that no order of its streams puts one before the other touch one element, which
+ * either writes? What such a step computes is not defined, whatever it was in the orders that were tried.
+ * text: which two. */
+bool order_races(const struct moe_schedule *s, int rank, char text[], size_t size);
 
 /* ---- soundness_explain.c ---- */
 
@@ -123,20 +125,11 @@ struct trial {
 /* clang-format off */
 #define RULES(X) \
     X(NONE,    "not explained") \
-    X(RACE,    "C6: two orders of the streams differ in who comes first, and give the same here") \
     X(MIXED,   "C1: members enter another collective each; nothing moves, and MPI lets it pass") \
-    X(SIZES,   "C14 of the operation: a size that only bounds indices, or is not looked at") \
     X(COUNTS,  "C14 of limit: the counts that it reads tell the simulator; the kernel counts again") \
-    X(TYPE,    "C14 of the operation: a kernel that computes with none of its real operands, or by 1") \
-    X(VECTOR,  "C14 of the operation: a matrix of one row or column is its own transpose") \
-    X(CLIP,    "C5: the norm stays below clip_norm, so that clipping by it or not is the same") \
     X(NEEDS,   "C8 of the operation: the framework would stop here; the executor has no such test") \
-    X(CHOSEN,  "every token has every expert: choices and their loss are constant, without gradient") \
-    X(NOTHING, "the rank owns no element of what the operation works on") \
-    X(ONE,     "a division by 1") \
     X(OWN,     "a copy of what the rank updated itself, to where it is") \
-    X(EMPTY,   "the rank has no tokens: what it computes of them, and its contributions, are zero") \
-    X(SETTING, "a rate, decay or coefficient that the schedule says nowhere else")
+    X(SETTING, "a rate, decay, coefficient or seed that the schedule says nowhere else")
 /* clang-format on */
 #define X(name, text) RULE_##name,
 enum rule { RULES(X) RULE_COUNT };

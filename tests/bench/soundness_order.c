@@ -6,6 +6,7 @@
  * one of the two: a stream that goes first runs what it has, and as much of the other as it must wait for. */
 #include "tests/bench/soundness.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -121,40 +122,64 @@ void order_streams(struct moe_schedule *s, int first)
     for (int r = 0; r < s->n_roles; r++) reorder(&s->roles[r], first);
 }
 
-static bool touches(const struct moe_schedule *s, const struct issued *a, const struct issued *b)
+/* What is known before the step begins: places in buckets are. */
+static int64_t initial(void *ctx, int symbol, int rank, int layer, int index)
+{
+    const struct moe_schedule *s = ctx;
+    if (s->symbols[symbol].buffer >= 0) return MOE_UNKNOWN;
+    return moe_symbol_initial(s, (struct moe_env){initial, ctx, NULL}, symbol, rank, layer, index);
+}
+
+struct span {
+    int64_t begin, end;
+};
+
+static struct span span_of(const struct moe_schedule *s, int rank, struct moe_ref ref, int layer)
+{
+    struct moe_env env = {.value = initial, .ctx = (void *)s};
+    int64_t n = moe_eval(s, env, ref.n ? ref.n : s->buffers[ref.buffer].extent, rank, layer, 0);
+    int64_t begin = ref.n ? moe_eval(s, env, ref.begin, rank, layer, 0) : 0;
+    return n == MOE_UNKNOWN || begin == MOE_UNKNOWN ? (struct span){0, INT64_MAX}
+                                                    : (struct span){begin, begin + n};
+}
+
+/* Does `a` write an element that `b` reads or writes? */
+static bool touches(const struct moe_schedule *s, int rank, const struct issued *a, const struct issued *b)
 {
     for (int i = 0; i < a->op->n_writes; i++) {
         struct moe_ref to = a->op->writes[i];
+        struct span x = span_of(s, rank, to, a->layer);
         for (int j = 0; j < b->op->n_reads + b->op->n_writes; j++) {
             struct moe_ref ref = j < b->op->n_reads ? b->op->reads[j] : b->op->writes[j - b->op->n_reads];
-            if (ref.buffer == to.buffer && moe_slot(s, ref, b->layer) == moe_slot(s, to, a->layer))
-                return true;
+            if (ref.buffer != to.buffer || moe_slot(s, ref, b->layer) != moe_slot(s, to, a->layer)) continue;
+            struct span y = span_of(s, rank, ref, b->layer);
+            if (x.begin < x.end && y.begin < y.end && x.begin < y.end && y.begin < x.end) return true;
         }
     }
     return false;
 }
 
-bool order_is_open(const struct moe_schedule *s, int rank, const char *label)
+bool order_races(const struct moe_schedule *s, int rank, char text[], size_t size)
 {
     const struct moe_role *role = &s->roles[s->role_of[rank]];
     struct issued *list = list_ops(role);
-    int n, *place[2];
-    bool open = false;
-    for (int first = 0; first < 2; first++) {
-        int *order = order_of(role, first, false, &n);
-        place[first] = moe_alloc((size_t)n, sizeof *place[first]);
-        for (int i = 0; i < n; i++) place[first][order[i]] = i;
-        free(order);
-    }
-    for (int i = 0; i < n && !open; i++) {
-        char name[2 * MOE_NAME];
-        moe_op_label(list[i].block, list[i].op, list[i].layer, name);
-        for (int j = 0; j < n && !open && !strcmp(name, label); j++)
-            open = (place[0][i] < place[0][j]) != (place[1][i] < place[1][j]) &&
-                   (touches(s, &list[i], &list[j]) || touches(s, &list[j], &list[i]));
-    }
-    free(place[0]);
-    free(place[1]);
+    int n, *order[2], *place = NULL;
+    bool race = false;
+    for (int first = 0; first < 2; first++) order[first] = order_of(role, first, false, &n);
+    place = moe_alloc((size_t)n, sizeof *place);
+    for (int i = 0; i < n; i++) place[order[1][i]] = i;
+    for (int i = 0; i < n && !race; i++)
+        for (int k = i + 1; k < n && !race; k++) {
+            const struct issued *a = &list[order[0][i]], *b = &list[order[0][k]];
+            if (place[order[0][i]] < place[order[0][k]]) continue; /* in both orders */
+            race = touches(s, rank, a, b) || touches(s, rank, b, a);
+            char name[2][2 * MOE_NAME];
+            moe_op_label(a->block, a->op, a->layer, name[0]);
+            moe_op_label(b->block, b->op, b->layer, name[1]);
+            if (race) snprintf(text, size, "rank %d: nothing orders %s and %s", rank, name[0], name[1]);
+        }
+    for (int first = 0; first < 2; first++) free(order[first]);
+    free(place);
     free(list);
-    return open;
+    return race;
 }

@@ -48,6 +48,7 @@ struct shape {
     int group;                      /* tokens that share a capacity, 0: all of the rank */
     int experts, top_k;
     bool limits, mean, clips, shares; /* shares: distributed optimizer */
+    bool telling;                     /* see scenario_draw */
 };
 
 /* A sequence does not span ranks: the tokens of a rank are whole ones where attention looks at them. */
@@ -117,6 +118,8 @@ static void add_sync(struct draws *d, const struct shape *y, char out[TEXT])
     shuffle(d, n, part);
     shuffle(d, 2, norm);
     add(out, "gradient_sync: [");
+    if (draw(d, 3) == 0)
+        add(out, "{do: broadcast, of: shared, over: dp}, {do: broadcast, of: experts, over: edp}, ");
     for (int i = 0; i < n; i++) add(out, "%s, ", part[i]);
     if (y->clips) add(out, "%s, %s, {do: clip}, ", norm[0], norm[1]);
     add(out, "{do: update}]\n");
@@ -127,7 +130,9 @@ static void add_model(struct draws *d, struct shape *y, int layers, char out[TEX
     /* Of one number RMSNorm leaves the sign alone, and nothing before it would have a gradient. */
     int hidden = y->heads ? y->heads * 2 * draw_between(d, 1, 3) : draw_between(d, 2, 10);
     y->experts = y->ep * draw_between(d, 1, 3);
+    if (y->telling && y->experts == 1) y->experts = 2;
     y->top_k = draw_between(d, 1, y->experts < 4 ? y->experts : 4);
+    if (y->telling && y->top_k == y->experts) y->top_k--;
     add(out, "model: {layers: %d, hidden: %d, ffn: %d, experts: %d, top_k: %d, heads: %d, sequence: %d}\n",
         layers, hidden, draw_between(d, 1, 9), y->experts, y->top_k, y->heads, y->sequence);
 }
@@ -206,13 +211,14 @@ static void add_rules(struct draws *d, const struct shape *y, char out[TEXT])
     add(out, "dtype: float64\noptimizer: %s\nlearning_rate: %s\n", choose(d, 2, optimizers),
         choose(d, 2, rates));
     add(out, "aux_loss: %s\nloss: %s\n", choose(d, 3, aux), y->mean ? "mean_of_ranks" : "per_token");
-    add(out, "clip_norm: %s\n", y->clips ? choose(d, 3, norms) : "0");
+    add(out, "clip_norm: %s\n", !y->clips ? "0" : y->telling ? "0.001" : choose(d, 3, norms));
 }
 
-void scenario_draw(struct draws *d, int most_ranks, char out[TEXT], char alone[TEXT])
+void scenario_draw(struct draws *d, int most_ranks, bool telling, char out[TEXT], char alone[TEXT])
 {
     static const char *const pipelines[] = {"1f1b", "gpipe"};
-    struct shape y = {.ranks = draw_between(d, 1, most_ranks), .micro = draw_between(d, 1, 3)};
+    struct shape y = {
+        .ranks = draw_between(d, 1, most_ranks), .micro = draw_between(d, 1, 3), .telling = telling};
     y.pp = draw(d, 2) ? divisor(d, y.ranks) : 1;
     y.each = y.ranks / y.pp;
     y.ep = divisor(d, y.each);

@@ -5,8 +5,8 @@
  *   same value   the expression evaluates as before on the rank, from what is known at the start of a step
  *   same slot    the shift of a buffer with one slot
  *   in order     another stream, or one wait less, when all operations on one slot of which one writes are
- *                still in order, or touch parts of it that do not meet on the rank: the closure of host order,
- *                streams and waits, computed here pair by pair
+ *                still in order, or touch parts of it that do not meet on the rank: the closure of host
+ *                order, streams and waits, computed here pair by pair
  *   need holds   low of a capacity rule is not above high
  *   no reader    N of LIMIT (but at random), that no kernel looks at (kernels/ref.h)
  *   zero         adding to what was set to zero, or replacing it
