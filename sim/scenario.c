@@ -124,6 +124,7 @@ static const struct moe_yaml *of_rank(const struct moe_yaml *node, int rank)
 
 static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
 {
+    int64_t sum = 0;
     sc->tokens = moe_alloc((size_t)sc->ranks, sizeof *sc->tokens);
     MOE_TRY(read_per_rank(node, "tokens_per_rank", 0, 1 << 24, sc, sc->tokens));
     for (int r = 0; r < sc->ranks; r++) {
@@ -135,6 +136,7 @@ static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
         if (!sc->tokens[r] && sc->loss == MOE_MEAN_OF_RANKS)
             return moe_fail(MOE_EINPUT, "%s:%d: tokens_per_rank: loss mean_of_ranks has no mean of 0 tokens",
                             value->file, value->line);
+        sum += sc->tokens[r];
         int64_t before = r - sc->ranks / sc->pipeline_parallel;
         if (before >= 0 && sc->tokens[before] != sc->tokens[r])
             return moe_fail(
@@ -144,6 +146,12 @@ static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
                 value->file, value->line, r, (long long)sc->tokens[r], (long long)before,
                 (long long)sc->tokens[before]);
     }
+    if (!sum)
+        return moe_fail(
+            MOE_EINPUT,
+            "%s:%d: tokens_per_rank: no rank has a token%s, and the loss of a step is a mean over "
+            "its tokens",
+            node->file, node->line, sc->padding.tokens ? " that is no padding" : "");
     return MOE_OK;
 }
 

@@ -4,7 +4,7 @@
  *                                   # or {preset: mixtral_8x7b, layers: 4}: keys beside it replace its own
  *   layout:           {ranks: 4, expert_parallel: 4, rank_order: consecutive,   # or strided
  *                      pipeline_parallel: 1, micro_batches: 1, pipeline: 1f1b}   # or gpipe
- *   tokens_per_rank:  256             # of a micro-batch; or a list with one number per rank
+ *   tokens_per_rank:  256             # of a micro-batch; or a list with one number per rank, not all 0
  *   dispatcher:       alltoall        # or allgather, deepep, deepep_low_latency, nvlink_one_sided, gshard
  *   max_dispatch_tokens: 128        # of a rank, that the buffers of deepep_low_latency and nvlink_one_sided
  *                                   # hold (others have none); 0: as many as there are

@@ -232,12 +232,20 @@ static void test_bad_names(void **state)
                                         &sc),
                      MOE_EINPUT);
     assert_string_equal(moe_error(), "x.yaml:3: tokens_per_rank: loss mean_of_ranks has no mean of 0 tokens");
+    assert_int_equal(moe_scenario_parse("x.yaml",
+                                        "model: {layers: 1, hidden: 8, ffn: 8, experts: 2, top_k: 1}\n"
+                                        "layout: {ranks: 2}\ntokens_per_rank: [0, 0]\n",
+                                        &sc),
+                     MOE_EINPUT);
+    assert_string_equal(moe_error(), "x.yaml:3: tokens_per_rank: no rank has a token, and the loss of a step "
+                                     "is a mean over its tokens");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_orders),    cmocka_unit_test(test_default),   cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_orders),    cmocka_unit_test(test_divided_by_no_tokens),
+        cmocka_unit_test(test_default),   cmocka_unit_test(test_overlap),
         cmocka_unit_test(test_bad_lists), cmocka_unit_test(test_bad_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
