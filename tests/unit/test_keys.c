@@ -35,6 +35,11 @@ static unsigned classes_of(struct moe_scenario *sc, const char *says)
 #define EMPTY "routing: {counts: [[[8, 8, 0, 0, 0, 0, 0, 0], [8, 8, 0, 0, 0, 0, 0, 0]]]}\n"
 #define SPREAD "routing: {counts: [[[8, 0, 0, 0, 8, 0, 0, 0], [0, 8, 0, 0, 0, 8, 0, 0]]]}\n"
 #define UNEVEN "routing: {counts: [[[8, 4, 4, 0, 0, 0, 0, 0], [0, 0, 0, 0, 8, 4, 4, 0]]]}\n"
+#define EMPTY_ROW "[8, 8, 0, 0, 0, 0, 0, 0]"
+#define EMPTY_ON_4 "routing: {counts: [[" EMPTY_ROW ", " EMPTY_ROW ", " EMPTY_ROW ", " EMPTY_ROW "]]}\n"
+#define UNSUMMED                                                                                             \
+    "gradient_sync: [{do: sum, of: shared, over: dp}, {do: divide, of: all, by: world_tokens}, "             \
+    "{do: norm, of: shared, over: pp}, {do: norm, of: experts, over: ep_pp}, {do: clip}, {do: update}]\n"
 #define UNSET "expert_group: unset"
 #define PADS "dispatcher: gshard\ncapacity: {rule: megatron, factor: 1}\n"
 static const struct {
@@ -79,6 +84,11 @@ static const struct {
     {2, 2, NULL, "dispatcher: allgather\nempty_rank: bypass\n" EMPTY, "enters", C(2)},
     {2, 2, NULL, "empty_rank: skip_weights\n" EMPTY, NULL, 0}, /* nobody holds a copy */
     {2, 1, NULL, "empty_rank: skip_weights\n" EMPTY, NULL, 0}, /* all ranks have rows */
+    /* All copies of an expert: what nobody computes from any row needs no sum, and nothing else does. */
+    {4, 2, NULL, "empty_rank: skip_weights\n" EMPTY_ON_4, NULL, 0},
+    {4, 2, NULL, "empty_rank: skip_weights\ndispatcher: allgather\n" EMPTY_ON_4, NULL, 0},
+    {4, 1, NULL, UNSUMMED EMPTY_ON_4, "lacks 3 contributions", C(4)},
+    {4, 2, NULL, UNSUMMED EMPTY_ON_4, "lacks 1 contributions, one of rank 2", C(4)},
     {2, 2, NULL, "dispatcher: allgather\nprobs_gradient: returned\n", NULL, 0},
     {2, 2, NULL, "dispatcher: allgather\nprobs_gradient: lost\n",
      "gradient of gather_probs, which nothing passes on", C(4)},
