@@ -11,7 +11,7 @@
 
 struct nodes {
     const struct moe_yaml *model, *layout, *tokens, *batches, *routing, *counts, *capacity, *sync, *aux,
-        *limits, *padding, *checkpoint, *distributed;
+        *limits, *padding, *checkpoint, *distributed, *max_tokens;
 };
 struct draft {
     struct moe_scenario sc;
@@ -40,7 +40,7 @@ static const struct moe_key top_keys[] = {
     {"routing", MOE_KEY_NODE, FIELD(node.routing)},
     {"capacity", MOE_KEY_NODE, FIELD(node.capacity)},
     {"dispatcher", MOE_KEY_TEXT, FIELD(sc.dispatcher)},
-    {"max_dispatch_tokens", MOE_KEY_INT, FIELD(sc.max_dispatch_tokens), .min = 0, .max = 1 << 24},
+    {"max_dispatch_tokens", MOE_KEY_NODE, FIELD(node.max_tokens)},
     {"topology", MOE_KEY_TEXT, FIELD(sc.topology)},
     {"apply_probs", MOE_KEY_CHOICE, FIELD(sc.apply_probs), .choices = moe_apply_probs_text},
     {"row_dot", MOE_KEY_CHOICE, FIELD(sc.row_dot), .choices = row_dots},
@@ -362,6 +362,10 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     if (d->node.sync) MOE_TRY(moe_sync_read(d->node.sync, &sc->sync));
     if (d->node.aux) MOE_TRY(moe_aux_loss_read(d->node.aux, &sc->aux_loss));
     if (d->node.limits) MOE_TRY(moe_limits_read(d->node.limits, &sc->limits));
+    if (d->node.max_tokens) {
+        MOE_TRY(at(d->node.max_tokens, moe_dispatcher_bounds(sc->dispatcher, "max_dispatch_tokens")));
+        MOE_TRY(moe_dispatch_tokens_read(d->node.max_tokens, &sc->limits));
+    }
     if (d->node.padding) MOE_TRY(moe_padding_read(d->node.padding, &sc->padding));
     if (d->node.checkpoint) MOE_TRY(moe_checkpoint_read(d->node.checkpoint, &sc->checkpoint));
     if (d->node.distributed) MOE_TRY(read_distributed(d->node.distributed, d));

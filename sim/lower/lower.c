@@ -10,8 +10,10 @@ static const struct moe_dispatcher dispatchers[] = {
     {"alltoall", moe_alltoall, .pads = true},
     {"allgather", moe_allgather, .moves_probs = true, .only = MOE_PROBS_AT_EXPERT},
     {"deepep", moe_deepep, .dropless = true, .once = true, .only = MOE_PROBS_AT_EXPERT},
-    {"deepep_low_latency", moe_deepep_low_latency, .dropless = true, .only = MOE_PROBS_AT_HOME},
-    {"nvlink_one_sided", moe_nvlink_one_sided, .dropless = true, .once = true, .only = MOE_PROBS_AT_EXPERT},
+    {"deepep_low_latency", moe_deepep_low_latency, .dropless = true, .bounded = true,
+     .only = MOE_PROBS_AT_HOME},
+    {"nvlink_one_sided", moe_nvlink_one_sided, .dropless = true, .once = true, .bounded = true,
+     .only = MOE_PROBS_AT_EXPERT},
     {"gshard", moe_alltoall, .pads = true, .always_pads = true, .only = MOE_PROBS_AT_HOME},
 };
 #define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
@@ -490,11 +492,13 @@ static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dis
     y->K = moe_const(&b, sc->top_k);
     y->E = moe_const(&b, sc->experts);
     m.V = moe_const(&b, MOE_VOCAB);
-    if (sc->max_dispatch_tokens) y->most_tokens = moe_const(&b, sc->max_dispatch_tokens);
+    if (dispatcher->bounded && moe_limits_most(y->limits))
+        y->most_tokens = moe_const(&b, moe_limits_most(y->limits));
     m.one = moe_const(&b, 1);
     make_params(&b, &m, &groups);
     make_buffers(&b, &m);
     moe_lower_claims(&b, y, &sc->padding);
+    if (y->most_tokens) moe_lower_users(&b, y);
     if (sc->expert_group_unset) moe_lower_unset_group(&b, y);
     if (sc->aux_loss.coefficient > 0) {
         m.aux = buffer(&b, "aux_loss", MOE_BUF_OUTPUT, y->type, y->n_layers, m.one);
@@ -531,6 +535,18 @@ int moe_dispatcher_check(const char *name)
 {
     int i = find(name);
     return i < 0 ? i : MOE_OK;
+}
+
+int moe_dispatcher_bounds(const char *name, const char *key)
+{
+    char all[MOE_HINT] = "";
+    for (int i = 0; i < COUNT(dispatchers); i++) {
+        size_t used = strlen(all);
+        if (!dispatchers[i].bounded) continue;
+        if (!strcmp(dispatchers[i].name, name)) return MOE_OK;
+        snprintf(all + used, sizeof all - used, "%s%s", used ? ", " : "", dispatchers[i].name);
+    }
+    return moe_fail(MOE_EINPUT, "key '%s' belongs to dispatcher %s, not %s", key, all, name);
 }
 
 int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,

@@ -49,6 +49,7 @@ struct moe_dispatcher {
     bool always_pads; /* the capacity rule must pad; dropless pads to the largest count of the group */
     bool once;        /* sends a token once to a rank: counts by expert do not tell how many go there */
     bool moves_probs; /* to the ranks of the experts */
+    bool bounded;     /* writes into buffers of a fixed size: max_dispatch_tokens */
     enum moe_apply_probs only; /* it can weigh rows here only; 0: on either rank, and by itself at home */
 };
 void moe_alltoall(struct moe_builder *b, const struct moe_layer *m);           /* alltoall.c */
@@ -134,6 +135,7 @@ static inline void moe_lower_move(struct moe_builder *b, const struct moe_layer 
 /* limits.c: what must hold before the step, and of the rows of experts, which operations `in` and `out` read:
  * n, an expression, in all, and the symbol of_expert. */
 void moe_lower_claims(struct moe_builder *b, const struct moe_layer *m, const struct moe_padding *padding);
+void moe_lower_users(struct moe_builder *b, const struct moe_layer *m);
 void moe_lower_unset_group(struct moe_builder *b, const struct moe_layer *m);
 void moe_lower_row_limits(struct moe_builder *b, const struct moe_layer *m, int n, int of_expert,
                           struct moe_op *in, struct moe_op *out);

@@ -78,7 +78,8 @@ static const struct {
                           "its sizes exceed 64 bits"},
     [ALL_SENT] = {"dispatcher: alltoall", 1, "its sizes exceed 64 bits"},
     [ROOM] = {"dispatcher: alltoall", 14, "its elements exceed 64 bits"},
-    [CLAIM] = {"limits: {max_tokens: 8}", 10, "one of the two exceeds 64 bits"},
+    [CLAIM] = {"dispatcher: deepep_low_latency\nmax_dispatch_tokens: [8, 9]", 10,
+               "one of the two exceeds 64 bits"},
 };
 
 static void plant(struct moe_schedule *s, enum place place)

@@ -40,6 +40,7 @@ static unsigned classes_of(struct moe_scenario *sc, const char *says)
 #define UNSUMMED                                                                                             \
     "gradient_sync: [{do: sum, of: shared, over: dp}, {do: divide, of: all, by: world_tokens}, "             \
     "{do: norm, of: shared, over: pp}, {do: norm, of: experts, over: ep_pp}, {do: clip}, {do: update}]\n"
+#define LOW "dispatcher: deepep_low_latency\nmax_dispatch_tokens: "
 #define UNSET "expert_group: unset"
 #define PADS "dispatcher: gshard\ncapacity: {rule: megatron, factor: 1}\n"
 static const struct {
@@ -47,10 +48,10 @@ static const struct {
     const char *layout, *more, *says;
     unsigned classes;
 } verdicts[] = {
-    {2, 2, NULL, "limits: {max_tokens: 8}\n", NULL, 0},
-    {2, 2, NULL, "limits: {max_tokens: 7}\n", "8 is above 7", C(10)},
-    {2, 2, NULL, "limits: {max_tokens: [9, 9]}\n", NULL, 0},
-    {2, 2, NULL, "limits: {max_tokens: [9, 8]}\n", "9 is above 8", C(10)},
+    {2, 2, NULL, LOW "8\n", NULL, 0},
+    {2, 2, NULL, LOW "7\n", "8 is above 7", C(10)},
+    {2, 2, NULL, LOW "[9, 9]\n", NULL, 0},
+    {2, 2, NULL, LOW "[9, 8]\n", "9 is above 8", C(10)},
     {2, 2, NULL, "limits: {cuda_graph: false}\n", NULL, 0},
     {2, 2, NULL, "limits: {cuda_graph: true}\n", "cannot be captured", C(10)},
     {2, 2, NULL, "limits: {cuda_graph: true}\n" PADS, NULL, 0},
@@ -134,10 +135,16 @@ static void test_refused(void **state)
         const char *layout, *more, *error;
         int err;
     } bad[] = {
-        {"", "limits: {max_token: 8}", "did you mean 'max_tokens'?", MOE_EINPUT},
-        {"", "limits: {max_tokens: 0}", "x.yaml:4: max_tokens: expected a whole number from 1 to",
+        {"", "limits: {max_tokens: 8}",
+         "x.yaml:4: unknown key 'max_tokens' (did you mean 'max_dispatch_tokens'", MOE_EINPUT},
+        {"", "max_dispatch_token: 8", "did you mean 'max_dispatch_tokens'?", MOE_EINPUT},
+        {"", LOW "0", "x.yaml:5: max_dispatch_tokens: expected a whole number from 1 to", MOE_EINPUT},
+        {"", LOW "[]", "x.yaml:5: max_dispatch_tokens: expected 1 to 64 numbers", MOE_EINPUT},
+        {"", "max_dispatch_tokens: 8",
+         "x.yaml:4: key 'max_dispatch_tokens' belongs to dispatcher deepep_low_latency, nvlink_one_sided, "
+         "not "
+         "alltoall",
          MOE_EINPUT},
-        {"", "limits: {max_tokens: []}", "x.yaml:4: max_tokens: expected 1 to 64 numbers", MOE_EINPUT},
         {"", "padding: {tokens: 9}", "x.yaml:3: tokens_per_rank: fewer than the 9 of padding", MOE_EINPUT},
         {"", "padding: {masked: true}", "key 'tokens' is missing", MOE_EINPUT},
         {"", "aux_loss: -1", "x.yaml:4: aux_loss: expected a number from 0", MOE_EINPUT},
