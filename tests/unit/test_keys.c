@@ -97,7 +97,11 @@ static const struct {
     {4, 2, "group_creation: own_first", "", "group {2,3} where rank 0 enters that of {0,1}", C(13)},
     {4, 2, "group_creation: own_only", "", "group {2,3} where rank 0 enters that of {0,1}", C(13)},
     {4, 2, "group_creation: own_locally", "", NULL, 0},
-    {4, 4, "group_creation: own_first", "", "group {1} where rank 0 enters that of {0}", C(13)},
+    {4, 4, "group_creation: own_first", "", NULL, 0}, /* all ranks, or each alone */
+    {4, 4, "group_creation: own_only", "", NULL, 0},
+    {4, 1, "group_creation: own_only", "", NULL, 0},
+    {4, 1, "group_creation: own_first, sequence_parallel: 2", "",
+     "group {2,3} where rank 0 enters that of {0,1}", C(13)},
     {2, 2, UNSET, PADS, NULL, 0}, /* all ranks split the experts */
     {2, 1, UNSET, PADS, "2, expected 1", C(13)},
     {4, 2, UNSET, PADS, "4, expected 2", C(13)},
