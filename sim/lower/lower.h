@@ -164,7 +164,8 @@ void moe_lower_aux_open(struct moe_builder *b, const struct moe_scenario *sc, co
 void moe_lower_aux_loss(struct moe_builder *b, const struct moe_layer *y, const struct moe_lower_aux *a,
                         double coefficient, struct moe_ref loss);
 
-/* checkpoint.c. Errors: MOE_ELAYOUT where the ranks that load cannot split the experts. */
+/* checkpoint.c. Errors: MOE_ELAYOUT where the ranks that load cannot split the experts, MOE_EINPUT where
+ * there are fewer than should. */
 int moe_lower_checkpoint(struct moe_builder *b, const struct moe_scenario *sc);
 
 /* gradient_sync.c: from gradients to updates. */
