@@ -126,6 +126,10 @@ int moe_yaml_parse(const char *file, const char *text, size_t bytes, struct moe_
     struct reader r = {.file = root->file, .text = text};
     int err;
     *out = NULL;
+    if (bytes >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) { /* a byte order mark, which UTF-8 may begin with */
+        r.text = text += 3;
+        bytes -= 3;
+    }
     moe_assert(yaml_parser_initialize(&r.parser)); /* fails only without memory */
     yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, bytes);

@@ -62,6 +62,10 @@ static void tree_keeps_lines(void **state)
     assert_string_equal(root->item[6].text, "folded lines");
     moe_yaml_free(root);
     moe_yaml_free(NULL);
+    root = parse("\xef\xbb\xbfname: x\nother: y\n"); /* as some editors write UTF-8 */
+    assert_string_equal(root->key[0], "name");
+    assert_int_equal(root->key_line[1], 2);
+    moe_yaml_free(root);
 }
 
 static void tree_refuses(void **state)
