@@ -50,8 +50,8 @@ struct moe_key {
 
 /* Reads mapping `map` into the struct at `out` by `keys` [n].
  * Errors: MOE_EINPUT, one line "file:line: ..." for a node that is no mapping, an unknown key (with the
- * nearest known one), a missing required key, a value of the wrong kind, out of range, or
- * without its unit. */
+ * nearest known one), a missing required key, a value of the wrong kind, out of range,
+ * without its unit, or none of the choices (with the nearest one). */
 int moe_yaml_read(const struct moe_yaml *map, const struct moe_key *keys, int n, void *out);
 
 #endif

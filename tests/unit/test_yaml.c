@@ -216,7 +216,9 @@ static void reader_refuses(void **state)
         {"name: x\nrate: {a: 1}", "rate: expected one value"},
         {"name: ''", "name: expected a text"},
         {"name: 0123456789012345678901234567890123456789abcdefgh", "name: '01234"},
-        {"name: x\nkind: swich", "kind: expected one of switch, shared, not 'swich'"},
+        {"name: x\nkind: swich",
+         "kind: expected one of switch, shared, not 'swich' (did you mean 'switch'?)"},
+        {"name: x\nkind: 7", "kind: expected one of switch, shared, not '7'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct values v = {0};
