@@ -27,6 +27,7 @@
  *   padding:          {tokens: 16, masked: true}  # of tokens_per_rank (limits.h)
  *   checkpoint:       {save: {names: global}}     # how experts are stored, for check (checkpoint.h)
  *   probs_gradient:   returned        # or lost: what moves probabilities to other ranks has no backward
+ *                                   # (where rows are weighed at the expert)
  *   empty_rank:       run             # or detach, bypass, skip_weights: a rank whose experts got no row
  *
  * Only model (heads and sequence excepted), layout and tokens_per_rank are required. heads: 0 leaves

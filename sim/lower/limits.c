@@ -91,6 +91,15 @@ void moe_lower_users(struct moe_builder *b, const struct moe_layer *m)
                                     .high = moe_const(b, least)});
 }
 
+void moe_lower_bound(const struct moe_layer *m, struct moe_op *op)
+{
+    if (!m->most_tokens) return;
+    op->low = m->T;
+    op->high = m->most_tokens;
+    op->needs = "a rank has more tokens than the max_dispatch_tokens that the buffers of others hold";
+    op->needs_class = 10;
+}
+
 void moe_lower_unset_group(struct moe_builder *b, const struct moe_layer *m)
 {
     moe_claim(b, (struct moe_claim){

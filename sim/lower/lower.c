@@ -8,7 +8,7 @@
 
 static const struct moe_dispatcher dispatchers[] = {
     {"alltoall", moe_alltoall, .pads = true},
-    {"allgather", moe_allgather, .moves_probs = true, .only = MOE_PROBS_AT_EXPERT},
+    {"allgather", moe_allgather, .only = MOE_PROBS_AT_EXPERT},
     {"deepep", moe_deepep, .dropless = true, .once = true, .only = MOE_PROBS_AT_EXPERT},
     {"deepep_low_latency", moe_deepep_low_latency, .dropless = true, .bounded = true,
      .only = MOE_PROBS_AT_HOME},
@@ -107,13 +107,10 @@ void moe_lower_move_by(enum moe_transport by, struct moe_builder *b, const struc
     moe_emit(b, op);
 }
 
-void moe_lower_bound(const struct moe_layer *m, struct moe_op *op)
+void moe_lower_probs_moved(struct moe_builder *b, const struct moe_layer *m, int n)
 {
-    if (!m->most_tokens) return;
-    op->low = m->T;
-    op->high = m->most_tokens;
-    op->needs = "a rank has more tokens than the max_dispatch_tokens that the buffers of others hold";
-    op->needs_class = 10;
+    struct moe_block *block = &b->s->roles[b->role].blocks[b->block];
+    for (int i = block->n_ops - n; i < block->n_ops && m->probs_detached; i++) block->ops[i].needs_grad = 0;
 }
 
 static void make_buffers(struct moe_builder *b, struct model *m)
@@ -573,9 +570,13 @@ int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *d
                         "%s: empty_rank skip_weights goes with one micro-batch and without a "
                         "distributed_optimizer",
                         sc->name);
-    if (sc->probs_detached && !dispatcher->moves_probs)
-        return moe_fail(MOE_EINPUT, "%s: probs_gradient lost: expected dispatcher allgather, not %s",
-                        sc->name, dispatcher->name);
+    bool moves_probs = (dispatcher->only ? (int)dispatcher->only : sc->apply_probs) == MOE_PROBS_AT_EXPERT;
+    if (sc->probs_detached && !moves_probs)
+        return moe_fail(
+            MOE_EINPUT,
+            "%s: probs_gradient lost: dispatcher %s weighs rows at home, where probabilities are; "
+            "expected one that can weigh them at the experts, and apply_probs: expert",
+            sc->name, dispatcher->name);
     if (dispatcher->once && sc->counts)
         return moe_fail(
             MOE_EINPUT,
