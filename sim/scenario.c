@@ -11,7 +11,7 @@
 
 struct nodes {
     const struct moe_yaml *model, *layout, *tokens, *batches, *routing, *counts, *capacity, *sync, *aux,
-        *limits, *padding, *checkpoint, *distributed;
+        *limits, *padding, *checkpoint, *distributed, *max_tokens;
 };
 struct draft {
     struct moe_scenario sc;
@@ -40,7 +40,7 @@ static const struct moe_key top_keys[] = {
     {"routing", MOE_KEY_NODE, FIELD(node.routing)},
     {"capacity", MOE_KEY_NODE, FIELD(node.capacity)},
     {"dispatcher", MOE_KEY_TEXT, FIELD(sc.dispatcher)},
-    {"max_dispatch_tokens", MOE_KEY_INT, FIELD(sc.max_dispatch_tokens), .min = 0, .max = 1 << 24},
+    {"max_dispatch_tokens", MOE_KEY_NODE, FIELD(node.max_tokens)},
     {"topology", MOE_KEY_TEXT, FIELD(sc.topology)},
     {"apply_probs", MOE_KEY_CHOICE, FIELD(sc.apply_probs), .choices = moe_apply_probs_text},
     {"row_dot", MOE_KEY_CHOICE, FIELD(sc.row_dot), .choices = row_dots},
@@ -124,6 +124,7 @@ static const struct moe_yaml *of_rank(const struct moe_yaml *node, int rank)
 
 static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
 {
+    int64_t sum = 0;
     sc->tokens = moe_alloc((size_t)sc->ranks, sizeof *sc->tokens);
     MOE_TRY(read_per_rank(node, "tokens_per_rank", 0, 1 << 24, sc, sc->tokens));
     for (int r = 0; r < sc->ranks; r++) {
@@ -135,6 +136,7 @@ static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
         if (!sc->tokens[r] && sc->loss == MOE_MEAN_OF_RANKS)
             return moe_fail(MOE_EINPUT, "%s:%d: tokens_per_rank: loss mean_of_ranks has no mean of 0 tokens",
                             value->file, value->line);
+        sum += sc->tokens[r];
         int64_t before = r - sc->ranks / sc->pipeline_parallel;
         if (before >= 0 && sc->tokens[before] != sc->tokens[r])
             return moe_fail(
@@ -144,6 +146,12 @@ static int read_tokens(const struct moe_yaml *node, struct moe_scenario *sc)
                 value->file, value->line, r, (long long)sc->tokens[r], (long long)before,
                 (long long)sc->tokens[before]);
     }
+    if (!sum)
+        return moe_fail(
+            MOE_EINPUT,
+            "%s:%d: tokens_per_rank: no rank has a token%s, and the loss of a step is a mean over "
+            "its tokens",
+            node->file, node->line, sc->padding.tokens ? " that is no padding" : "");
     return MOE_OK;
 }
 
@@ -354,6 +362,10 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     if (d->node.sync) MOE_TRY(moe_sync_read(d->node.sync, &sc->sync));
     if (d->node.aux) MOE_TRY(moe_aux_loss_read(d->node.aux, &sc->aux_loss));
     if (d->node.limits) MOE_TRY(moe_limits_read(d->node.limits, &sc->limits));
+    if (d->node.max_tokens) {
+        MOE_TRY(at(d->node.max_tokens, moe_dispatcher_bounds(sc->dispatcher, "max_dispatch_tokens")));
+        MOE_TRY(moe_dispatch_tokens_read(d->node.max_tokens, &sc->limits));
+    }
     if (d->node.padding) MOE_TRY(moe_padding_read(d->node.padding, &sc->padding));
     if (d->node.checkpoint) MOE_TRY(moe_checkpoint_read(d->node.checkpoint, &sc->checkpoint));
     if (d->node.distributed) MOE_TRY(read_distributed(d->node.distributed, d));

@@ -4,10 +4,10 @@
  *                                   # or {preset: mixtral_8x7b, layers: 4}: keys beside it replace its own
  *   layout:           {ranks: 4, expert_parallel: 4, rank_order: consecutive,   # or strided
  *                      pipeline_parallel: 1, micro_batches: 1, pipeline: 1f1b}   # or gpipe
- *   tokens_per_rank:  256             # of a micro-batch; or a list with one number per rank
+ *   tokens_per_rank:  256             # of a micro-batch; or a list with one number per rank, not all 0
  *   dispatcher:       alltoall        # or allgather, deepep, deepep_low_latency, nvlink_one_sided, gshard
  *   max_dispatch_tokens: 128        # of a rank, that the buffers of deepep_low_latency and nvlink_one_sided
- *                                   # hold (others have none); 0: as many as there are
+ *                                   # hold (others have none, and not the key); or a list (limits.h)
  *   capacity:         {rule: megatron, factor: 1.25, drop: probs, pad: false}   # default: rule dropless
  *   apply_probs:      dispatcher      # rows are weighed where its framework does; or home, expert
  *   row_dot:          fixed           # tree of a probability's gradient; or by_rows, chosen by their number
@@ -27,6 +27,7 @@
  *   padding:          {tokens: 16, masked: true}  # of tokens_per_rank (limits.h)
  *   checkpoint:       {save: {names: global}}     # how experts are stored, for check (checkpoint.h)
  *   probs_gradient:   returned        # or lost: what moves probabilities to other ranks has no backward
+ *                                   # (where rows are weighed at the expert)
  *   empty_rank:       run             # or detach, bypass, skip_weights: a rank whose experts got no row
  *
  * Only model (heads and sequence excepted), layout and tokens_per_rank are required. heads: 0 leaves
@@ -96,6 +97,9 @@ struct moe_capacity {
 struct moe_yaml;
 /* Errors: MOE_EINPUT for an unknown dispatcher, naming the nearest or all: lower/lower.c. */
 int moe_dispatcher_check(const char *name);
+/* Does it write into buffers of a fixed size, so that the key counts? Errors: MOE_EINPUT, naming those that
+ * do. */
+int moe_dispatcher_bounds(const char *name, const char *key);
 /* The rule that limits nothing, and what the keys of the others are when nobody says it. */
 void moe_capacity_default(struct moe_capacity *out);
 /* Reads the keys of the rule that the mapping names; others stay. Errors: MOE_EINPUT "file:line: ..." for an
@@ -135,8 +139,7 @@ struct moe_scenario {
     int64_t sequence_parallel;
     int64_t data_parallel, expert_data_parallel; /* as expected, 0: not said */
     int64_t *tokens;                             /* [ranks] */
-    int64_t *batches; /* [ranks] micro-batches, micro_batches of them the most; NULL: as many on all */
-    int64_t max_dispatch_tokens;
+    int64_t *batches;    /* [ranks] micro-batches, micro_batches of them the most; NULL: as many on all */
     int32_t *counts;     /* [layers, ranks, experts] of the routing, or NULL: it is drawn */
     int64_t counts_step; /* capture forces them in this step; -1: in none */
     char dispatcher[MOE_NAME], topology[MOE_NAME];

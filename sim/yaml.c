@@ -126,6 +126,10 @@ int moe_yaml_parse(const char *file, const char *text, size_t bytes, struct moe_
     struct reader r = {.file = root->file, .text = text};
     int err;
     *out = NULL;
+    if (bytes >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) { /* a byte order mark, which UTF-8 may begin with */
+        r.text = text += 3;
+        bytes -= 3;
+    }
     moe_assert(yaml_parser_initialize(&r.parser)); /* fails only without memory */
     yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, bytes);
@@ -230,15 +234,18 @@ static int read_text(const char *text, char *at)
 static int read_choice(const char *text, const struct moe_key *key, int *at)
 {
     char all[256] = "";
-    for (int i = 0; key->choices[i]; i++) {
-        if (strcmp(key->choices[i], text) == 0) {
-            *at = i;
+    int n = 0;
+    for (; key->choices[n]; n++) {
+        if (strcmp(key->choices[n], text) == 0) {
+            *at = n;
             return MOE_OK;
         }
         size_t used = strlen(all);
-        snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", key->choices[i]);
+        snprintf(all + used, sizeof all - used, "%s%s", n ? ", " : "", key->choices[n]);
     }
-    return moe_fail(MOE_EINPUT, "expected one of %s, not '%s'", all, text);
+    const char *nearest = moe_nearest(text, key->choices, n);
+    return moe_fail(MOE_EINPUT, "expected one of %s, not '%s'%s%s%s", all, text,
+                    nearest ? " (did you mean '" : "", nearest ? nearest : "", nearest ? "'?)" : "");
 }
 
 static int read_value(const struct moe_yaml *node, const struct moe_key *key, void *at)

@@ -19,7 +19,8 @@ struct moe_yaml {
     int *key_line;         /* [n] MAP */
 };
 
-/* Reads a file, or text under the name `file` (for messages). Result: *out, to be freed with moe_yaml_free.
+/* Reads a file, or text under the name `file` (for messages); a byte order mark
+ * before it is left out. Result: *out, to be freed with moe_yaml_free.
  * Errors: MOE_EINPUT "file:line: ..." for what libyaml refuses, a repeated key, an anchor, a tag, a zero
  * byte, an empty or a second document, over 32 levels, 1,000 keys in a mapping or 1,000,000 values; "file:
  * ..." when it cannot be read, is over 16 MB, or has a %TAG. Then *out is NULL. */
@@ -49,8 +50,8 @@ struct moe_key {
 
 /* Reads mapping `map` into the struct at `out` by `keys` [n].
  * Errors: MOE_EINPUT, one line "file:line: ..." for a node that is no mapping, an unknown key (with the
- * nearest known one), a missing required key, a value of the wrong kind, out of range, or
- * without its unit. */
+ * nearest known one), a missing required key, a value of the wrong kind, out of range,
+ * without its unit, or none of the choices (with the nearest one). */
 int moe_yaml_read(const struct moe_yaml *map, const struct moe_key *keys, int n, void *out);
 
 #endif

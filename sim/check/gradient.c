@@ -27,6 +27,8 @@ struct vector {
 struct written { /* by an operation of its own into a gradient or norm; again for each instance that does */
     int place;   /* of the slot, as `first` counts */
     int block, id;
+    const struct moe_op *op;
+    int layer; /* of the instance */
 };
 struct all_written { /* by a role */
     int n;
@@ -190,6 +192,10 @@ static int rank_of(uint64_t key)
 {
     return (int)(key >> 32);
 }
+static int place_of(uint64_t tag)
+{
+    return (int)((tag + ((uint64_t)1 << (MOE_TAG_BITS - 1))) >> MOE_TAG_BITS);
+}
 
 void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, const struct moe_op *op,
                              bool accumulate)
@@ -319,7 +325,7 @@ bool moe_gradient_owner(const struct moe_gradients *g, struct moe_cell in, struc
         struct moe_content c = content_at(g, in, at, &end);
         if (!g->vectors[c.vector].n) continue;
         uint64_t tag = g->vectors[c.vector].entry[0].tag + c.tag;
-        int place = (int)((tag + ((uint64_t)1 << (MOE_TAG_BITS - 1))) >> MOE_TAG_BITS), buffer = 0;
+        int place = place_of(tag), buffer = 0;
         while (buffer < g->s->n_buffers && (!is_followed(g->s, buffer) || place < g->first[buffer] ||
                                             place >= g->first[buffer] + g->s->buffers[buffer].slots))
             buffer++;
@@ -352,7 +358,7 @@ static void add_written(const struct moe_gradients *g, struct all_written *all, 
         while (same < all->n && all->by[same].place != place) same++;
         if (same < all->n) continue; /* one contribution, however often it is written */
         all->by = moe_grow(all->by, cap, all->n + 1, sizeof *all->by);
-        all->by[all->n++] = (struct written){place, at.block, op->id};
+        all->by[all->n++] = (struct written){place, at.block, op->id, op, at.layer};
     }
 }
 
@@ -395,14 +401,47 @@ static struct entry *required(struct moe_gradients *g, struct moe_env env, const
     return entry;
 }
 
-/* Is the coefficient the required one? Where no rank has a token, the divisor is 0 and both are infinite. */
+/* Is the coefficient the required one, or a factor another? Factors may be infinite. */
 static bool is_right(double have, double want)
 {
     return have == want || fabs(have / want - 1) <= 1e-9; /* doubles hold the few factors to 1e-15 */
 }
 
-/* tag, coefficient: of what the vector is part of. */
-static struct moe_gradient_fault compare(const struct entry *want, int n_want, const struct vector *have,
+/* Does an operation sum over no row at all? */
+static bool takes_nothing(const struct moe_schedule *s, struct moe_env env, const struct moe_op *op, int rank,
+                          int layer)
+{
+    int64_t rows = 0;
+    for (int i = 0; op->group >= 0 && i < moe_symbol_count(s, op->group, rank); i++)
+        rows = moe_plus(rows, env.value(env.ctx, op->group, rank, layer, i));
+    if (op->group >= 0) return rows == 0;
+    for (int i = 0; i < op->n_reads; i++) {
+        struct moe_ref ref = op->reads[i];
+        if (moe_eval(s, env, ref.n ? ref.n : s->buffers[ref.buffer].extent, rank, layer, 0) == 0) return true;
+    }
+    return false;
+}
+
+/* Is a contribution a sum over no row, of whichever instance? It is exactly 0, and may be anywhere or nowhere
+ * with any coefficient that does not make NaN of it. */
+static bool is_nothing(struct moe_gradients *g, struct moe_env env, struct entry e)
+{
+    int rank = rank_of(e.key), block = (int)(e.key >> 16 & 0xffff), id = (int)(e.key & 0xffff);
+    const struct all_written *all = written_by(g, g->s->role_of[rank]);
+    int place = place_of(e.tag), n = 0;
+    if (!isfinite(e.coefficient) || place < 0 || place >= g->n_places) return false;
+    for (int k = all->first[place]; k < all->first[place + 1]; k++) {
+        const struct written *by = &all->by[k];
+        if (by->block != block || by->id != id) continue;
+        if (!takes_nothing(g->s, env, by->op, rank, by->layer)) return false;
+        n++;
+    }
+    return n > 0;
+}
+
+/* Of what does not agree, what is nothing does not count. tag, coefficient: of what the vector is part of. */
+static struct moe_gradient_fault compare(struct moe_gradients *g, struct moe_env env,
+                                         const struct entry *want, int n_want, const struct vector *have,
                                          uint64_t tag, double coefficient)
 {
     struct moe_gradient_fault fault = {.factor = 1};
@@ -411,16 +450,23 @@ static struct moe_gradient_fault compare(const struct entry *want, int n_want, c
     while (w < n_want || h < have->n) {
         struct entry next = h < have->n ? have->entry[h] : (struct entry){.key = UINT64_MAX};
         next.tag += tag;
+        next.coefficient *= coefficient;
         int order = h == have->n ? -1 : w == n_want ? 1 : by_key(&want[w], &next);
         if (order < 0) {
+            struct entry lacks = want[w++];
+            if (is_nothing(g, env, lacks)) continue;
             fault.missing++;
-            fault.missing_rank = rank_of(want[w++].key);
+            fault.missing_rank = rank_of(lacks.key);
         } else if (order > 0) {
+            h++;
+            if (is_nothing(g, env, next)) continue;
             fault.extra++;
-            fault.extra_rank = rank_of(have->entry[h++].key);
+            fault.extra_rank = rank_of(next.key);
         } else {
-            double found = have->entry[h++].coefficient * coefficient, required = want[w++].coefficient;
-            double factor = is_right(found, required) ? 1 : found / required;
+            double required = want[w++].coefficient;
+            double factor = is_right(next.coefficient, required) ? 1 : next.coefficient / required;
+            h++;
+            if (factor != 1 && is_nothing(g, env, next)) continue;
             if (n_both++ && !is_right(factor, last)) fault.uneven = true;
             last = factor;
             if (factor != 1) fault.factor = factor, fault.factor_rank = rank_of(want[w - 1].key);
@@ -439,7 +485,7 @@ static struct moe_gradient_fault judge(struct moe_gradients *g, struct moe_env e
         q.tag != v->asked.tag || q.coefficient != v->asked.coefficient) {
         int n;
         struct entry *want = required(g, env, p, q.slot, q.group, &n);
-        v->answer = compare(want, merge(want, n), v, q.tag, c.coefficient);
+        v->answer = compare(g, env, want, merge(want, n), v, q.tag, c.coefficient);
         v->asked = q;
         free(want);
     }

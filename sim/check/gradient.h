@@ -4,7 +4,8 @@
  * of rank r computed for element i of tensor t". Backward kernels add one, reductions add the vectors of
  * the members, scale divides, copies and gathers move. The gradient is right when every contribution of
  * every replica to that element is in it once, with coefficient 1 / divisor of the rank that it comes
- * from. An element of a parameter is right when it is its own, updated once.
+ * from; what an operation computes from no row at all is 0, and may be missing. An element of a parameter
+ * is right when it is its own, updated once.
  * Vectors are shared between ranks, and between neighbouring elements: an all-reduce over n ranks makes
  * one. */
 #ifndef MOE_GRADIENT_H

@@ -261,9 +261,21 @@ static void track_write(struct moe_checker *c, int rank, const struct moe_here *
     }
 }
 
+/* A product of tokens and factors may be too large a number to divide, or to multiply, by. */
+static void check_factor(struct moe_checker *c, int rank, const struct moe_here *h, int expr,
+                         const char *what)
+{
+    if (!expr || moe_eval(c->s, c->device, expr, rank, h->layer, 0) != MOE_UNKNOWN) return;
+    bool exceeds = moe_eval_exceeds(c->s, c->device, expr, rank, h->layer, 0);
+    moe_check_verdict(c, h->op->kernel == MOE_K_SCALE ? 3 : 7, rank, moe_check_label(h), "its %s %s", what,
+                      exceeds ? "exceeds 64 bits" : "is not known");
+}
+
 void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h)
 {
     const struct moe_op *op = h->op;
+    check_factor(c, rank, h, op->divisor, "divisor");
+    check_factor(c, rank, h, op->times, "factor");
     bool judges = op->kernel == MOE_K_SQNORM || op->kernel == MOE_K_CLIP;
     for (int i = 0; i < op->n_writes; i++)
         judges |= c->s->buffers[op->writes[i].buffer].role == MOE_BUF_PARAM;

@@ -21,8 +21,7 @@ static struct moe_ref gather(struct moe_builder *b, const struct moe_layer *m, c
                         .stream = MOE_STREAM_COMM,
                         .send = moe_mul(b, m->T, width),
                         .recv = moe_mul(b, tokens_of_peer, width),
-                        .needs_grad = source.role == MOE_BUF_ACTIVATION &&
-                                      !(m->probs_detached && from.buffer == m->prob.buffer),
+                        .needs_grad = source.role == MOE_BUF_ACTIVATION,
                         MOE_READS(from),
                         MOE_WRITES(to)};
     moe_copy_name(op.name, name);
@@ -58,6 +57,7 @@ void moe_allgather(struct moe_builder *b, const struct moe_layer *m)
     int of_peer = moe_sym(b, tokens), Tg = moe_sum(b, tokens);
     struct moe_ref x = gather(b, m, "gather_tokens", m->x, m->H, of_peer, Tg);
     struct moe_ref prob = gather(b, m, "gather_probs", m->prob, m->E, of_peer, Tg);
+    moe_lower_probs_moved(b, m, 1);
     struct moe_ref expert = gather(b, m, "gather_experts", m->expert, m->K, of_peer, Tg);
     struct moe_received in = {x, prob, expert, Tg, gather_counts(b, m), false};
     struct moe_ref partial = moe_lower_received(b, m, &in);

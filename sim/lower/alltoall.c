@@ -75,6 +75,7 @@ static struct moe_ref send_probs(struct moe_builder *b, const struct moe_layer *
                                 MOE_WRITES(sent),
                                 MOE_SIZES(TK, one, one, m->n_rows)});
     moe_lower_move(b, m, "dispatch_probs", sent, in->to_peer, arrived, in->from_peer);
+    moe_lower_probs_moved(b, m, 3);
     moe_emit(b, (struct moe_op){
                     .name = "sort_probs",
                     .kernel = MOE_K_SORT_ROWS,

@@ -5,6 +5,7 @@
 #include "sim/yaml.h"
 
 #include <stddef.h>
+#include <string.h>
 
 static const char *const names[] = {"global", "local", NULL};
 static const char *const writers[] = {"owners", "all", "first", NULL};
@@ -37,7 +38,10 @@ int moe_checkpoint_read(const struct moe_yaml *node, struct moe_checkpoint_keys 
     out->given = true;
     MOE_TRY(moe_yaml_read(node, keys, COUNT(keys), &d));
     if (d.save) MOE_TRY(moe_yaml_read(d.save, save_keys, COUNT(save_keys), out));
-    return d.load ? moe_yaml_read(d.load, load_keys, COUNT(load_keys), out) : MOE_OK;
+    if (d.load) MOE_TRY(moe_yaml_read(d.load, load_keys, COUNT(load_keys), out));
+    for (int i = 0; d.load && i < d.load->n; i++)
+        if (!strcmp(d.load->key[i], "expert_parallel")) out->line = d.load->key_line[i];
+    return MOE_OK;
 }
 
 /* Where a rank stands when `split` ranks split the experts of a stage; stages are alike. */
@@ -67,9 +71,15 @@ int moe_lower_checkpoint(struct moe_builder *b, const struct moe_scenario *sc)
     int split = (int)sc->expert_parallel, later = k->expert_parallel ? (int)k->expert_parallel : split;
     long long each = sc->ranks / sc->pipeline_parallel, E = sc->experts;
     if (!k->given) return MOE_OK;
+    if (later > each)
+        return moe_fail(
+            MOE_EINPUT,
+            "%s:%d: checkpoint.load.expert_parallel: expected at most the ranks of a stage, %lld, "
+            "which the job that loads has too, not %d",
+            sc->name, k->line, each, later);
     if (each % later || E % later)
-        return moe_fail(MOE_ELAYOUT, "%s: checkpoint.load.expert_parallel %d does not divide %s %lld",
-                        sc->name, later, each % later ? "the ranks of a stage," : "experts",
+        return moe_fail(MOE_ELAYOUT, "%s:%d: checkpoint.load.expert_parallel %d does not divide %s %lld",
+                        sc->name, k->line, later, each % later ? "the ranks of a stage," : "experts",
                         each % later ? each : E);
     out->absent = (enum moe_absent)k->absent;
     out->saved = moe_alloc((size_t)(sc->ranks * E / split), sizeof *out->saved);

@@ -9,7 +9,7 @@
  *           stage alone
  *   files   one for all ranks; ranks: one for each rank that splits the experts, and it reads that of its own
  *           place; merged: these, afterwards put together by name
- *   expert_parallel   of the job that loads; the default is that of the layout
+ *   expert_parallel   of the job that loads, on as many ranks; the default is that of the layout
  *   absent  what becomes of an expert that is not found: stop, initial (it keeps its initial values), zero
  *
  * These are the defaults (but for expert_parallel), with which every expert is found by any number of ranks.
@@ -30,6 +30,7 @@ struct moe_checkpoint_keys {
     bool given;
     int save_names, by, files, load_names, absent; /* enums above; enum moe_absent */
     int64_t expert_parallel;                       /* of the job that loads; 0: the same */
+    int line;                                      /* of the file where that is said */
 };
 
 /* Errors: MOE_EINPUT "file:line: ..." for unknown keys and words. */

@@ -111,6 +111,7 @@ void moe_lower_once(struct moe_builder *b, const struct moe_layer *m, const stru
     struct arrivals in = spread(b, m, by, peer_slot);
     struct moe_ref expert = dispatch(by->beside, b, m, &in, "experts", m->expert, false, m->K, peer_slot);
     struct moe_ref prob = dispatch(by->beside, b, m, &in, "probs", m->prob, true, e, peer_slot);
+    moe_lower_probs_moved(b, m, 2);
     struct moe_ref x = dispatch(by->rows, b, m, &in, "tokens", m->x, false, m->H, peer_slot);
     struct moe_received received = {x, prob, expert, in.n, in.of_expert, true};
     struct moe_ref partial = moe_lower_received(b, m, &received);

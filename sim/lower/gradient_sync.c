@@ -340,16 +340,25 @@ static void lower_pass(struct moe_builder *b, const struct moe_lower_sync *sync,
     lower_buckets(b, sync, from, to);
 }
 
+/* Is a step of any of the experts' parameters, or of the shared ones? */
+static bool is_of_kind(const struct moe_schedule *s, const struct moe_sync_step *step, bool experts)
+{
+    for (int p = 0; p < s->n_params; p++)
+        if (s->params[p].buffer >= 0 && (s->params[p].shard >= 0) == experts &&
+            moe_sync_is_of(step, &s->params[p]))
+            return true;
+    return false;
+}
+
 /* The ranks that a norm must cover: one of each stage that splits the parameters as a reduce_scatter over
- * `shares` left them. */
-static int norm_over(const struct moe_lower_sync *sync, bool experts, int alone)
+ * `shares` left them. Where parameters of a kind are shared out over several groups no one sum covers all. */
+static int norm_over(const struct moe_builder *b, const struct moe_lower_sync *sync, bool experts, int alone)
 {
     const struct moe_groups *y = &sync->groups;
     int shares = MOE_GROUP_NONE;
     for (int i = 0; i < sync->order.n; i++) {
         const struct moe_sync_step *step = &sync->order.step[i];
-        if (step->act == MOE_SYNC_REDUCE_SCATTER && strcmp(step->of, experts ? "shared" : "experts") != 0)
-            shares = step->over;
+        if (step->act == MOE_SYNC_REDUCE_SCATTER && is_of_kind(b->s, step, experts)) shares = step->over;
     }
     switch (shares) {
     case MOE_GROUP_NONE: return experts ? y->ep_pp : y->pp >= 0 ? y->pp : alone;
@@ -367,8 +376,8 @@ static void make_norms(struct moe_builder *b, struct moe_lower_sync *sync)
     for (int r = 0; r < b->s->n_ranks; r++) key[r] = r;
     if (sync->groups.pp < 0) alone = moe_new_comm(b, "alone", b->s->n_ranks, key);
     free(key);
-    sync->shared_norm = moe_new_norm(b, "shared_norm", norm_over(sync, false, alone));
-    sync->expert_norm = moe_new_norm(b, "expert_norm", norm_over(sync, true, alone));
+    sync->shared_norm = moe_new_norm(b, "shared_norm", norm_over(b, sync, false, alone));
+    sync->expert_norm = moe_new_norm(b, "expert_norm", norm_over(b, sync, true, alone));
 }
 
 static void emit_zero(struct moe_builder *b, const struct moe_lower_sync *sync, const char *name, int norm)
@@ -398,11 +407,7 @@ static void emit_norm_sum(struct moe_builder *b, const struct moe_lower_sync *sy
 
 bool moe_sync_measures(const struct moe_schedule *s, const struct moe_sync_step *step, bool experts)
 {
-    for (int p = 0; p < s->n_params && step->act == MOE_SYNC_NORM; p++)
-        if (s->params[p].buffer >= 0 && (s->params[p].shard >= 0) == experts &&
-            moe_sync_is_of(step, &s->params[p]))
-            return true;
-    return false;
+    return step->act == MOE_SYNC_NORM && is_of_kind(s, step, experts);
 }
 
 /* The last step by which this stage measures parameters of a kind; -1: none. */

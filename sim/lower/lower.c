@@ -8,10 +8,12 @@
 
 static const struct moe_dispatcher dispatchers[] = {
     {"alltoall", moe_alltoall, .pads = true},
-    {"allgather", moe_allgather, .moves_probs = true, .only = MOE_PROBS_AT_EXPERT},
+    {"allgather", moe_allgather, .only = MOE_PROBS_AT_EXPERT},
     {"deepep", moe_deepep, .dropless = true, .once = true, .only = MOE_PROBS_AT_EXPERT},
-    {"deepep_low_latency", moe_deepep_low_latency, .dropless = true, .only = MOE_PROBS_AT_HOME},
-    {"nvlink_one_sided", moe_nvlink_one_sided, .dropless = true, .once = true, .only = MOE_PROBS_AT_EXPERT},
+    {"deepep_low_latency", moe_deepep_low_latency, .dropless = true, .bounded = true,
+     .only = MOE_PROBS_AT_HOME},
+    {"nvlink_one_sided", moe_nvlink_one_sided, .dropless = true, .once = true, .bounded = true,
+     .only = MOE_PROBS_AT_EXPERT},
     {"gshard", moe_alltoall, .pads = true, .always_pads = true, .only = MOE_PROBS_AT_HOME},
 };
 #define COUNT(table) ((int)(sizeof(table) / sizeof *(table)))
@@ -105,13 +107,10 @@ void moe_lower_move_by(enum moe_transport by, struct moe_builder *b, const struc
     moe_emit(b, op);
 }
 
-void moe_lower_bound(const struct moe_layer *m, struct moe_op *op)
+void moe_lower_probs_moved(struct moe_builder *b, const struct moe_layer *m, int n)
 {
-    if (!m->most_tokens) return;
-    op->low = m->T;
-    op->high = m->most_tokens;
-    op->needs = "a rank has more tokens than the max_dispatch_tokens that the buffers of others hold";
-    op->needs_class = 10;
+    struct moe_block *block = &b->s->roles[b->role].blocks[b->block];
+    for (int i = block->n_ops - n; i < block->n_ops && m->probs_detached; i++) block->ops[i].needs_grad = 0;
 }
 
 static void make_buffers(struct moe_builder *b, struct model *m)
@@ -490,11 +489,13 @@ static int lower(const struct moe_scenario *sc, const struct moe_dispatcher *dis
     y->K = moe_const(&b, sc->top_k);
     y->E = moe_const(&b, sc->experts);
     m.V = moe_const(&b, MOE_VOCAB);
-    if (sc->max_dispatch_tokens) y->most_tokens = moe_const(&b, sc->max_dispatch_tokens);
+    if (dispatcher->bounded && moe_limits_most(y->limits))
+        y->most_tokens = moe_const(&b, moe_limits_most(y->limits));
     m.one = moe_const(&b, 1);
     make_params(&b, &m, &groups);
     make_buffers(&b, &m);
     moe_lower_claims(&b, y, &sc->padding);
+    if (y->most_tokens) moe_lower_users(&b, y);
     if (sc->expert_group_unset) moe_lower_unset_group(&b, y);
     if (sc->aux_loss.coefficient > 0) {
         m.aux = buffer(&b, "aux_loss", MOE_BUF_OUTPUT, y->type, y->n_layers, m.one);
@@ -533,6 +534,18 @@ int moe_dispatcher_check(const char *name)
     return i < 0 ? i : MOE_OK;
 }
 
+int moe_dispatcher_bounds(const char *name, const char *key)
+{
+    char all[MOE_HINT] = "";
+    for (int i = 0; i < COUNT(dispatchers); i++) {
+        size_t used = strlen(all);
+        if (!dispatchers[i].bounded) continue;
+        if (!strcmp(dispatchers[i].name, name)) return MOE_OK;
+        snprintf(all + used, sizeof all - used, "%s%s", used ? ", " : "", dispatchers[i].name);
+    }
+    return moe_fail(MOE_EINPUT, "key '%s' belongs to dispatcher %s, not %s", key, all, name);
+}
+
 int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
                    struct moe_schedule **out)
 {
@@ -557,9 +570,13 @@ int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *d
                         "%s: empty_rank skip_weights goes with one micro-batch and without a "
                         "distributed_optimizer",
                         sc->name);
-    if (sc->probs_detached && !dispatcher->moves_probs)
-        return moe_fail(MOE_EINPUT, "%s: probs_gradient lost: expected dispatcher allgather, not %s",
-                        sc->name, dispatcher->name);
+    bool moves_probs = (dispatcher->only ? (int)dispatcher->only : sc->apply_probs) == MOE_PROBS_AT_EXPERT;
+    if (sc->probs_detached && !moves_probs)
+        return moe_fail(
+            MOE_EINPUT,
+            "%s: probs_gradient lost: dispatcher %s weighs rows at home, where probabilities are; "
+            "expected one that can weigh them at the experts, and apply_probs: expert",
+            sc->name, dispatcher->name);
     if (dispatcher->once && sc->counts)
         return moe_fail(
             MOE_EINPUT,

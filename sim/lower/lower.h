@@ -48,7 +48,7 @@ struct moe_dispatcher {
     bool dropless;    /* goes with rules that drop nothing only: counts do not tell what else it would send */
     bool always_pads; /* the capacity rule must pad; dropless pads to the largest count of the group */
     bool once;        /* sends a token once to a rank: counts by expert do not tell how many go there */
-    bool moves_probs; /* to the ranks of the experts */
+    bool bounded;     /* writes into buffers of a fixed size: max_dispatch_tokens */
     enum moe_apply_probs only; /* it can weigh rows here only; 0: on either rank, and by itself at home */
 };
 void moe_alltoall(struct moe_builder *b, const struct moe_layer *m);           /* alltoall.c */
@@ -66,8 +66,9 @@ struct moe_carriers {
 /* A row to each expert of a token: alltoall.c; a row to each rank that has any of them: deepep.c. */
 void moe_lower_alltoall(struct moe_builder *b, const struct moe_layer *m, const struct moe_carriers *by);
 void moe_lower_once(struct moe_builder *b, const struct moe_layer *m, const struct moe_carriers *by);
-/* An operation that writes rows into buffers of a fixed size: they hold those of a rank's tokens. */
-void moe_lower_bound(const struct moe_layer *m, struct moe_op *op);
+/* The n operations written last move probabilities to other ranks: with probs_detached they have no
+ * backward. */
+void moe_lower_probs_moved(struct moe_builder *b, const struct moe_layer *m, int n);
 
 /* Decides which of the chosen rows leave: replaces expert, slot, counts and n_rows of the layer, and prob
  * where what is left is weighted otherwise. */
@@ -134,6 +135,9 @@ static inline void moe_lower_move(struct moe_builder *b, const struct moe_layer 
 /* limits.c: what must hold before the step, and of the rows of experts, which operations `in` and `out` read:
  * n, an expression, in all, and the symbol of_expert. */
 void moe_lower_claims(struct moe_builder *b, const struct moe_layer *m, const struct moe_padding *padding);
+/* An operation that writes rows into buffers of a fixed size: they hold those of a rank's tokens. */
+void moe_lower_bound(const struct moe_layer *m, struct moe_op *op);
+void moe_lower_users(struct moe_builder *b, const struct moe_layer *m);
 void moe_lower_unset_group(struct moe_builder *b, const struct moe_layer *m);
 void moe_lower_row_limits(struct moe_builder *b, const struct moe_layer *m, int n, int of_expert,
                           struct moe_op *in, struct moe_op *out);
@@ -162,7 +166,8 @@ void moe_lower_aux_open(struct moe_builder *b, const struct moe_scenario *sc, co
 void moe_lower_aux_loss(struct moe_builder *b, const struct moe_layer *y, const struct moe_lower_aux *a,
                         double coefficient, struct moe_ref loss);
 
-/* checkpoint.c. Errors: MOE_ELAYOUT where the ranks that load cannot split the experts. */
+/* checkpoint.c. Errors: MOE_ELAYOUT where the ranks that load cannot split the experts, MOE_EINPUT where
+ * there are fewer than should. */
 int moe_lower_checkpoint(struct moe_builder *b, const struct moe_scenario *sc);
 
 /* gradient_sync.c: from gradients to updates. */

@@ -150,79 +150,94 @@ static unsigned classes_of(int ranks, int ep, const char *layout, const char *mo
     "{do: update}, {do: all_gather, of: shared, over: dp}, {do: all_gather, of: experts, over: edp}]\n"
 #define SINGLE "distributed_optimizer: {separate_tied: false}\n"
 
+static const char pp[] = "pipeline_parallel: 2";
+static const struct {
+    int ranks, ep;
+    const char *layout, *list, *says;
+    unsigned classes;
+} order[] = {
+    {4, 2, NULL, "distributed_optimizer: {}\n", NULL, 0},
+    {4, 1, NULL, "distributed_optimizer: {bucket_size: 200}\noverlap_grad_reduce: true\n", NULL, 0},
+    {4, 4, NULL, "distributed_optimizer: {}\nloss: mean_of_ranks\n", NULL, 0},
+    {4, 1, pp, "distributed_optimizer: {}\n", NULL, 0},
+    {4, 2, "pipeline_parallel: 2, micro_batches: 3",
+     "distributed_optimizer: {bucket_size: 200}\noverlap_grad_reduce: true\n", NULL, 0},
+    {3, 1, NULL, "distributed_optimizer: {}\n", NULL, 0},
+    /* One bucket, and the sum over stages before it is shared out, or behind. */
+    {4, 1, pp, SINGLE "gradient_sync: [" TIED SHARE DIVIDE NORMS GATHER, NULL, 0},
+    {4, 1, pp, SINGLE "gradient_sync: [" SHARE TIED DIVIDE NORMS GATHER,
+     "the gradient of embedding lacks 1 contributions", 1u << 4},
+    {4, 1, NULL, SINGLE, NULL, 0},
+    /* Experts by the names of their parameters, beside shared parameters or without. */
+    {4, 2, NULL,
+     "gradient_sync: [{do: reduce_scatter, of: shared, over: dp}, {do: reduce_scatter, of: w1, over: "
+     "edp}, "
+     "{do: reduce_scatter, of: w2, over: edp}, " DIVIDE NORMS "{do: update}, "
+     "{do: all_gather, of: shared, over: dp}, {do: all_gather, of: w1, over: edp}, "
+     "{do: all_gather, of: w2, over: edp}]\n",
+     NULL, 0},
+    {4, 2, NULL,
+     "gradient_sync: [{do: sum, of: shared, over: dp}, {do: reduce_scatter, of: w1, over: edp}, "
+     "{do: reduce_scatter, of: w2, over: edp}, " DIVIDE "{do: norm, of: shared}, "
+     "{do: norm, of: experts, over: world}, {do: clip}, {do: update}, "
+     "{do: all_gather, of: w1, over: edp}, {do: all_gather, of: w2, over: edp}]\n",
+     NULL, 0},
+    /* Shared out among the ranks that split the experts, summed over their copies before. */
+    {4, 2, NULL,
+     "gradient_sync: [{do: sum, of: shared, over: edp}, {do: reduce_scatter, of: shared, over: ep}, "
+     "{do: sum, of: experts, over: edp}, " DIVIDE "{do: norm, of: shared, over: ep}, "
+     "{do: norm, of: experts, over: ep}, {do: clip}, {do: update}, "
+     "{do: all_gather, of: shared, over: ep}]\n",
+     NULL, 0},
+    /* The same without that sum. */
+    {4, 2, NULL,
+     "gradient_sync: [{do: reduce_scatter, of: shared, over: ep}, "
+     "{do: sum, of: experts, over: edp}, " DIVIDE "{do: norm, of: shared, over: ep}, "
+     "{do: norm, of: experts, over: ep}, {do: clip}, {do: update}, "
+     "{do: all_gather, of: shared, over: ep}]\n",
+     "lacks", 1u << 4},
+    /* Nothing is gathered, or experts are not. */
+    {4, 2, NULL, "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}]\n",
+     "elements that are not their own, updated once", 1u << 4},
+    {4, 2, NULL,
+     "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}, {do: all_gather, of: shared, over: dp}]\n",
+     "elements that are not their own, updated once", 1u << 4},
+    /* Gathered before the update. */
+    {4, 2, NULL,
+     "gradient_sync: [" SHARE DIVIDE NORMS
+     "{do: all_gather, of: shared, over: dp}, {do: all_gather, of: experts, over: edp}, {do: update}]\n",
+     "elements that are not their own, updated once", 1u << 4},
+    /* Gathered over ranks that have not all parts. */
+    {4, 2, NULL,
+     "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}, {do: all_gather, of: shared, over: ep}, "
+     "{do: all_gather, of: experts, over: edp}]\n",
+     "elements than values_0 holds", 1u << 1 | 1u << 4},
+    /* Norms of the parts alone, or of what other ranks divide yet. */
+    {4, 1, NULL,
+     "gradient_sync: [" SHARE DIVIDE "{do: norm, of: shared}, {do: norm, of: experts, over: world}, "
+     "{do: clip}, " GATHER,
+     "shared_norm lacks", 1u << 5},
+    {4, 1, NULL, "gradient_sync: [" SHARE NORMS DIVIDE GATHER, "is in no norm", 1u << 5},
+    /* Twice. */
+    {4, 1, NULL, "gradient_sync: [" SHARE DIVIDE "{do: norm, of: router, over: world}, " NORMS GATHER,
+     "is not in shared_norm once", 1u << 5},
+    /* Divided by the ranks that share, twice. */
+    {4, 1, NULL, "gradient_sync: [{do: divide, by: dp}, " SHARE DIVIDE NORMS GATHER,
+     "is 0.25 times what it should be", 1u << 3},
+    /* Experts shared out among ranks that have others. */
+    {4, 2, NULL,
+     "gradient_sync: [{do: reduce_scatter, over: dp}, " DIVIDE NORMS
+     "{do: update}, {do: all_gather, over: dp}]\n",
+     "contributions that are not its own", 1u << 4},
+    /* Three ranks cannot share a bucket that is not padded. */
+    {3, 1, NULL, "distributed_optimizer: {pad: false}\n",
+     "elements of a bucket that are left when its ranks share it, so on rank 0: 1 is above 0", 1u << 8},
+    {4, 1, NULL, "distributed_optimizer: {pad: false}\n", NULL, 0},
+};
+
 static void test_orders(void **state)
 {
     (void)state;
-    static const char pp[] = "pipeline_parallel: 2";
-    static const struct {
-        int ranks, ep;
-        const char *layout, *list, *says;
-        unsigned classes;
-    } order[] = {
-        {4, 2, NULL, "distributed_optimizer: {}\n", NULL, 0},
-        {4, 1, NULL, "distributed_optimizer: {bucket_size: 200}\noverlap_grad_reduce: true\n", NULL, 0},
-        {4, 4, NULL, "distributed_optimizer: {}\nloss: mean_of_ranks\n", NULL, 0},
-        {4, 1, pp, "distributed_optimizer: {}\n", NULL, 0},
-        {4, 2, "pipeline_parallel: 2, micro_batches: 3",
-         "distributed_optimizer: {bucket_size: 200}\noverlap_grad_reduce: true\n", NULL, 0},
-        {3, 1, NULL, "distributed_optimizer: {}\n", NULL, 0},
-        /* One bucket, and the sum over stages before it is shared out, or behind. */
-        {4, 1, pp, SINGLE "gradient_sync: [" TIED SHARE DIVIDE NORMS GATHER, NULL, 0},
-        {4, 1, pp, SINGLE "gradient_sync: [" SHARE TIED DIVIDE NORMS GATHER,
-         "the gradient of embedding lacks 1 contributions", 1u << 4},
-        {4, 1, NULL, SINGLE, NULL, 0},
-        /* Shared out among the ranks that split the experts, summed over their copies before. */
-        {4, 2, NULL,
-         "gradient_sync: [{do: sum, of: shared, over: edp}, {do: reduce_scatter, of: shared, over: ep}, "
-         "{do: sum, of: experts, over: edp}, " DIVIDE "{do: norm, of: shared, over: ep}, "
-         "{do: norm, of: experts, over: ep}, {do: clip}, {do: update}, "
-         "{do: all_gather, of: shared, over: ep}]\n",
-         NULL, 0},
-        /* The same without that sum. */
-        {4, 2, NULL,
-         "gradient_sync: [{do: reduce_scatter, of: shared, over: ep}, "
-         "{do: sum, of: experts, over: edp}, " DIVIDE "{do: norm, of: shared, over: ep}, "
-         "{do: norm, of: experts, over: ep}, {do: clip}, {do: update}, "
-         "{do: all_gather, of: shared, over: ep}]\n",
-         "lacks", 1u << 4},
-        /* Nothing is gathered, or experts are not. */
-        {4, 2, NULL, "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}]\n",
-         "elements that are not their own, updated once", 1u << 4},
-        {4, 2, NULL,
-         "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}, {do: all_gather, of: shared, over: dp}]\n",
-         "elements that are not their own, updated once", 1u << 4},
-        /* Gathered before the update. */
-        {4, 2, NULL,
-         "gradient_sync: [" SHARE DIVIDE NORMS
-         "{do: all_gather, of: shared, over: dp}, {do: all_gather, of: experts, over: edp}, {do: update}]\n",
-         "elements that are not their own, updated once", 1u << 4},
-        /* Gathered over ranks that have not all parts. */
-        {4, 2, NULL,
-         "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}, {do: all_gather, of: shared, over: ep}, "
-         "{do: all_gather, of: experts, over: edp}]\n",
-         "elements than values_0 holds", 1u << 1 | 1u << 4},
-        /* Norms of the parts alone, or of what other ranks divide yet. */
-        {4, 1, NULL,
-         "gradient_sync: [" SHARE DIVIDE "{do: norm, of: shared}, {do: norm, of: experts, over: world}, "
-         "{do: clip}, " GATHER,
-         "shared_norm lacks", 1u << 5},
-        {4, 1, NULL, "gradient_sync: [" SHARE NORMS DIVIDE GATHER, "is in no norm", 1u << 5},
-        /* Twice. */
-        {4, 1, NULL, "gradient_sync: [" SHARE DIVIDE "{do: norm, of: router, over: world}, " NORMS GATHER,
-         "is not in shared_norm once", 1u << 5},
-        /* Divided by the ranks that share, twice. */
-        {4, 1, NULL, "gradient_sync: [{do: divide, by: dp}, " SHARE DIVIDE NORMS GATHER,
-         "is 0.25 times what it should be", 1u << 3},
-        /* Experts shared out among ranks that have others. */
-        {4, 2, NULL,
-         "gradient_sync: [{do: reduce_scatter, over: dp}, " DIVIDE NORMS
-         "{do: update}, {do: all_gather, over: dp}]\n",
-         "contributions that are not its own", 1u << 4},
-        /* Three ranks cannot share a bucket that is not padded. */
-        {3, 1, NULL, "distributed_optimizer: {pad: false}\n",
-         "elements of a bucket that are left when its ranks share it, so on rank 0: 1 is above 0", 1u << 8},
-        {4, 1, NULL, "distributed_optimizer: {pad: false}\n", NULL, 0},
-    };
     for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
         unsigned classes =
             classes_of(order[i].ranks, order[i].ep, order[i].layout, order[i].list, order[i].says);

@@ -66,6 +66,42 @@ static void test_scenario(void **state)
     free(text);
 }
 
+/* Of 2^32 tokens the square is above 63 bits. */
+static void test_divisors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *more;
+        int check_class;
+    } cases[] = {{"aux_loss: {coefficient: 1, times: group_tokens}", 7},
+                 {"gradient_sync: [{do: sum, of: shared, over: dp}, {do: sum, of: experts, over: edp}, "
+                  "{do: divide, by: [world_tokens, ep, world_tokens], times: [ep, world_tokens]}, "
+                  "{do: norm, of: shared}, {do: norm, of: experts, over: ep}, {do: clip}, {do: update}]",
+                  3},
+                 {"aux_loss: 1", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct moe_scenario *sc = fixture_scenario(1024, 2, "4194304", cases[i].more);
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_routing *r = moe_routing_new(s->n_layers, s->n_ranks, s->n_experts, s->top_k);
+        memcpy(r->tokens, sc->tokens, (size_t)s->n_ranks * sizeof *r->tokens);
+        for (int64_t k = 0; k < (int64_t)s->n_layers * s->n_ranks * s->n_experts; k++)
+            r->counts[k] =
+                (int32_t)(sc->tokens[0] * s->top_k / s->n_experts); /* to draw them takes minutes */
+        struct moe_verdicts v;
+        bool told = !cases[i].check_class;
+        moe_check(s, r, &v);
+        for (int k = 0; k < v.n; k++) {
+            assert_int_equal(v.item[k].check_class, cases[i].check_class);
+            told |= !strcmp(v.item[k].text, "its divisor exceeds 64 bits");
+        }
+        assert_true(told);
+        moe_verdicts_free(&v);
+        moe_routing_free(r);
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
+}
+
 enum place { SIZE, NEED, NUMBER_OF_DEVICE, ALL_SENT, ROOM, CLAIM, PLACES };
 static const struct {
     const char *scenario;
@@ -78,7 +114,8 @@ static const struct {
                           "its sizes exceed 64 bits"},
     [ALL_SENT] = {"dispatcher: alltoall", 1, "its sizes exceed 64 bits"},
     [ROOM] = {"dispatcher: alltoall", 14, "its elements exceed 64 bits"},
-    [CLAIM] = {"limits: {max_tokens: 8}", 10, "one of the two exceeds 64 bits"},
+    [CLAIM] = {"dispatcher: deepep_low_latency\nmax_dispatch_tokens: [8, 9]", 10,
+               "one of the two exceeds 64 bits"},
 };
 
 static void plant(struct moe_schedule *s, enum place place)
@@ -112,6 +149,7 @@ static void test_places(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_scenario), cmocka_unit_test(test_places)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_scenario), cmocka_unit_test(test_divisors),
+                                       cmocka_unit_test(test_places)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

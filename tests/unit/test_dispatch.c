@@ -176,25 +176,24 @@ static void test_even_traffic_takes_the_closed_form(void **state)
         }
 }
 
-/* Rank 2 has 7 tokens, where the buffers hold 6, or 7. Others have no such buffers. */
+/* Rank 2 has 7 tokens, where the buffers hold 6, or 7. Others, that compare puts in their place, have no such
+ * buffers. */
 static void test_buffers_hold_the_tokens(void **state)
 {
     (void)state;
     static const struct {
         const char *dispatcher;
         int most, n;
-    } cases[] = {{"deepep_low_latency", 6, 1},
-                 {"deepep_low_latency", 7, 0},
-                 {"deepep_low_latency", 0, 0},
-                 {"nvlink_one_sided", 6, 1},
-                 {"nvlink_one_sided", 7, 0},
-                 {"deepep", 6, 0},
-                 {"alltoall", 6, 0}};
+        const char *varied;
+    } cases[] = {{"deepep_low_latency", 6, 1},         {"deepep_low_latency", 7, 0},
+                 {"nvlink_one_sided", 6, 1},           {"nvlink_one_sided", 7, 0},
+                 {"nvlink_one_sided", 6, 0, "deepep"}, {"deepep_low_latency", 6, 0, "alltoall"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char more[96];
         snprintf(more, sizeof more, "dispatcher: %s\nmax_dispatch_tokens: %d", cases[i].dispatcher,
                  cases[i].most);
         struct moe_scenario *sc = fixture_scenario(4, 2, "[6, 6, 7, 5]", more);
+        if (cases[i].varied) moe_copy_name(sc->dispatcher, cases[i].varied);
         struct moe_schedule *s = fixture_schedule(sc);
         struct moe_routing *r = fixture_routing(sc);
         struct moe_verdicts v;

@@ -35,6 +35,12 @@ static unsigned classes_of(struct moe_scenario *sc, const char *says)
 #define EMPTY "routing: {counts: [[[8, 8, 0, 0, 0, 0, 0, 0], [8, 8, 0, 0, 0, 0, 0, 0]]]}\n"
 #define SPREAD "routing: {counts: [[[8, 0, 0, 0, 8, 0, 0, 0], [0, 8, 0, 0, 0, 8, 0, 0]]]}\n"
 #define UNEVEN "routing: {counts: [[[8, 4, 4, 0, 0, 0, 0, 0], [0, 0, 0, 0, 8, 4, 4, 0]]]}\n"
+#define EMPTY_ROW "[8, 8, 0, 0, 0, 0, 0, 0]"
+#define EMPTY_ON_4 "routing: {counts: [[" EMPTY_ROW ", " EMPTY_ROW ", " EMPTY_ROW ", " EMPTY_ROW "]]}\n"
+#define UNSUMMED                                                                                             \
+    "gradient_sync: [{do: sum, of: shared, over: dp}, {do: divide, of: all, by: world_tokens}, "             \
+    "{do: norm, of: shared, over: pp}, {do: norm, of: experts, over: ep_pp}, {do: clip}, {do: update}]\n"
+#define LOW "dispatcher: deepep_low_latency\nmax_dispatch_tokens: "
 #define UNSET "expert_group: unset"
 #define PADS "dispatcher: gshard\ncapacity: {rule: megatron, factor: 1}\n"
 static const struct {
@@ -42,10 +48,10 @@ static const struct {
     const char *layout, *more, *says;
     unsigned classes;
 } verdicts[] = {
-    {2, 2, NULL, "limits: {max_tokens: 8}\n", NULL, 0},
-    {2, 2, NULL, "limits: {max_tokens: 7}\n", "8 is above 7", C(10)},
-    {2, 2, NULL, "limits: {max_tokens: [9, 9]}\n", NULL, 0},
-    {2, 2, NULL, "limits: {max_tokens: [9, 8]}\n", "9 is above 8", C(10)},
+    {2, 2, NULL, LOW "8\n", NULL, 0},
+    {2, 2, NULL, LOW "7\n", "8 is above 7", C(10)},
+    {2, 2, NULL, LOW "[9, 9]\n", NULL, 0},
+    {2, 2, NULL, LOW "[9, 8]\n", "9 is above 8", C(10)},
     {2, 2, NULL, "limits: {cuda_graph: false}\n", NULL, 0},
     {2, 2, NULL, "limits: {cuda_graph: true}\n", "cannot be captured", C(10)},
     {2, 2, NULL, "limits: {cuda_graph: true}\n" PADS, NULL, 0},
@@ -79,14 +85,30 @@ static const struct {
     {2, 2, NULL, "dispatcher: allgather\nempty_rank: bypass\n" EMPTY, "enters", C(2)},
     {2, 2, NULL, "empty_rank: skip_weights\n" EMPTY, NULL, 0}, /* nobody holds a copy */
     {2, 1, NULL, "empty_rank: skip_weights\n" EMPTY, NULL, 0}, /* all ranks have rows */
+    /* All copies of an expert: what nobody computes from any row needs no sum, and nothing else does. */
+    {4, 2, NULL, "empty_rank: skip_weights\n" EMPTY_ON_4, NULL, 0},
+    {4, 2, NULL, "empty_rank: skip_weights\ndispatcher: allgather\n" EMPTY_ON_4, NULL, 0},
+    {4, 1, NULL, UNSUMMED EMPTY_ON_4, "lacks 3 contributions", C(4)},
+    {4, 2, NULL, UNSUMMED EMPTY_ON_4, "lacks 1 contributions, one of rank 2", C(4)},
     {2, 2, NULL, "dispatcher: allgather\nprobs_gradient: returned\n", NULL, 0},
     {2, 2, NULL, "dispatcher: allgather\nprobs_gradient: lost\n",
      "gradient of gather_probs, which nothing passes on", C(4)},
+    {2, 2, NULL, "dispatcher: deepep\nprobs_gradient: lost\n",
+     "gradient of arrived_probs, which nothing passes on", C(4)},
+    {2, 2, NULL, "dispatcher: nvlink_one_sided\nprobs_gradient: lost\n",
+     "gradient of arrived_probs, which nothing passes on", C(4)},
+    {2, 2, NULL, "apply_probs: expert\nprobs_gradient: lost\n",
+     "gradient of arrived_probs, which nothing passes on", C(4)},
+    {2, 2, NULL, "apply_probs: expert\nprobs_gradient: returned\n", NULL, 0},
     {4, 2, "group_creation: in_order", "", NULL, 0},
     {4, 2, "group_creation: own_first", "", "group {2,3} where rank 0 enters that of {0,1}", C(13)},
     {4, 2, "group_creation: own_only", "", "group {2,3} where rank 0 enters that of {0,1}", C(13)},
     {4, 2, "group_creation: own_locally", "", NULL, 0},
-    {4, 4, "group_creation: own_first", "", "group {1} where rank 0 enters that of {0}", C(13)},
+    {4, 4, "group_creation: own_first", "", NULL, 0}, /* all ranks, or each alone */
+    {4, 4, "group_creation: own_only", "", NULL, 0},
+    {4, 1, "group_creation: own_only", "", NULL, 0},
+    {4, 1, "group_creation: own_first, sequence_parallel: 2", "",
+     "group {2,3} where rank 0 enters that of {0,1}", C(13)},
     {2, 2, UNSET, PADS, NULL, 0}, /* all ranks split the experts */
     {2, 1, UNSET, PADS, "2, expected 1", C(13)},
     {4, 2, UNSET, PADS, "4, expected 2", C(13)},
@@ -124,10 +146,16 @@ static void test_refused(void **state)
         const char *layout, *more, *error;
         int err;
     } bad[] = {
-        {"", "limits: {max_token: 8}", "did you mean 'max_tokens'?", MOE_EINPUT},
-        {"", "limits: {max_tokens: 0}", "x.yaml:4: max_tokens: expected a whole number from 1 to",
+        {"", "limits: {max_tokens: 8}",
+         "x.yaml:4: unknown key 'max_tokens' (did you mean 'max_dispatch_tokens'", MOE_EINPUT},
+        {"", "max_dispatch_token: 8", "did you mean 'max_dispatch_tokens'?", MOE_EINPUT},
+        {"", LOW "0", "x.yaml:5: max_dispatch_tokens: expected a whole number from 1 to", MOE_EINPUT},
+        {"", LOW "[]", "x.yaml:5: max_dispatch_tokens: expected 1 to 64 numbers", MOE_EINPUT},
+        {"", "max_dispatch_tokens: 8",
+         "x.yaml:4: key 'max_dispatch_tokens' belongs to dispatcher deepep_low_latency, nvlink_one_sided, "
+         "not "
+         "alltoall",
          MOE_EINPUT},
-        {"", "limits: {max_tokens: []}", "x.yaml:4: max_tokens: expected 1 to 64 numbers", MOE_EINPUT},
         {"", "padding: {tokens: 9}", "x.yaml:3: tokens_per_rank: fewer than the 9 of padding", MOE_EINPUT},
         {"", "padding: {masked: true}", "key 'tokens' is missing", MOE_EINPUT},
         {"", "aux_loss: -1", "x.yaml:4: aux_loss: expected a number from 0", MOE_EINPUT},
@@ -137,11 +165,13 @@ static void test_refused(void **state)
         {"", "checkpoint: {save: {by: frst}}", "by: expected one of owners, all, first, not 'frst'",
          MOE_EINPUT},
         {"", "checkpoint: {lod: {}}", "did you mean 'load'?", MOE_EINPUT},
+        {"", "checkpoint:\n  load:\n    expert_parallel: 8",
+         "x.yaml:6: checkpoint.load.expert_parallel: expected at most the ranks of a stage, 4,", MOE_EINPUT},
         {"", "checkpoint: {load: {expert_parallel: 3}}",
-         "expert_parallel 3 does not divide the ranks of a stage, 4", MOE_ELAYOUT},
+         "x.yaml:4: checkpoint.load.expert_parallel 3 does not divide the ranks of a stage, 4", MOE_ELAYOUT},
         {"", "empty_rank: skip", "empty_rank: expected one of run, detach, bypass, skip_weights", MOE_EINPUT},
         {", micro_batches: 2", "empty_rank: skip_weights", "goes with one micro-batch", MOE_EINPUT},
-        {"", "probs_gradient: lost", "expected dispatcher allgather, not alltoall", MOE_EINPUT},
+        {"", "probs_gradient: lost", "dispatcher alltoall weighs rows at home", MOE_EINPUT},
         {", expert_group: unset", "dispatcher: alltoall", "expected dispatcher gshard", MOE_EINPUT},
         {", micro_batches: [1, 2]", "", "micro_batches lists 2 numbers, expected one per rank (4)",
          MOE_EINPUT},

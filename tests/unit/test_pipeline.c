@@ -221,7 +221,8 @@ static void test_bad_layouts(void **state)
          "x.yaml:2: expert_parallel 4 does not divide the 2 ranks of a stage"},
         {"{ranks: 4, pipeline_parallel: 2}", "[4, 8, 4, 4]",
          "x.yaml:3: tokens_per_rank: rank 3 has 4 where rank 1 of the stage before it in its pipeline has 8"},
-        {"{ranks: 4, pipeline: 1f1c}", "4", "x.yaml:2: pipeline: expected one of 1f1b, gpipe, not '1f1c'"},
+        {"{ranks: 4, pipeline: 1f1c}", "4",
+         "x.yaml:2: pipeline: expected one of 1f1b, gpipe, not '1f1c' (did you mean '1f1b'?)"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct moe_scenario *sc = NULL;

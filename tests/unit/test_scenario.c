@@ -134,6 +134,9 @@ static void test_refused_capacity(void **state)
         {1, "routing: {counts: [[[8, 0, 0, 0], [2, 2, 2, 2]]], step: -1}", "s.yaml:4: step: expected"},
         {1, "routing: {skew: 1, step: 3}", "s.yaml:4: unknown key 'step'"},
         {1, "apply_probs: away", "s.yaml:4: apply_probs: expected one of dispatcher, home, expert"},
+        {1, "padding: {tokens: 8, masked: true}",
+         "s.yaml:2: tokens_per_rank: no rank has a token that is no padding, and the loss"},
+        {1, "padding: {tokens: 7, masked: true}", ""},
         {1, "row_dot: by_row", "s.yaml:4: row_dot: expected one of fixed, by_rows"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

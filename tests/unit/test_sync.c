@@ -17,9 +17,9 @@
 #define DIVIDE "  - {do: divide, by: world_tokens}\n"
 
 /* Classes of the verdicts of a list, as bits; what says otherwise: no verdict names it. */
-static unsigned classes_of(const char *more, const char *says)
+static unsigned classes_with(const char *tokens, const char *more, const char *says)
 {
-    struct moe_scenario *sc = fixture_scenario(4, 2, "12", more);
+    struct moe_scenario *sc = fixture_scenario(4, 2, tokens, more);
     struct moe_schedule *s = fixture_schedule(sc);
     struct moe_routing *r =
         moe_routing_generate(s->n_layers, s->n_ranks, s->n_experts, s->top_k, s->tokens, 0, 1);
@@ -37,6 +37,11 @@ static unsigned classes_of(const char *more, const char *says)
     moe_schedule_free(s);
     moe_scenario_free(sc);
     return classes;
+}
+
+static unsigned classes_of(const char *more, const char *says)
+{
+    return classes_with("12", more, says);
 }
 
 static void test_orders(void **state)
@@ -106,6 +111,17 @@ static void test_orders(void **state)
         if (classes != order[i].classes)
             fail_msg("order %zu: classes %x, not %x", i, classes, order[i].classes);
     }
+}
+
+/* A rank without a token has nothing to add to shared parameters, but divided by its 0 tokens that is NaN. */
+static void test_divided_by_no_tokens(void **state)
+{
+    (void)state;
+    static const char *const list = "gradient_sync:\n  - {do: divide, of: shared, by: tokens}\n" RIGHT_SUMS
+                                    "  - {do: divide, of: experts, by: world_tokens}\n" RIGHT_NORMS END;
+    assert_int_equal(classes_with("[12, 0, 0, 0]", list, "by several factors: inf times"), 1u << 3);
+    assert_int_equal(
+        classes_with("[12, 0, 0, 0]", "gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END, NULL), 0);
 }
 
 static struct moe_sim_result simulate(struct moe_scenario *sc)
@@ -232,12 +248,20 @@ static void test_bad_names(void **state)
                                         &sc),
                      MOE_EINPUT);
     assert_string_equal(moe_error(), "x.yaml:3: tokens_per_rank: loss mean_of_ranks has no mean of 0 tokens");
+    assert_int_equal(moe_scenario_parse("x.yaml",
+                                        "model: {layers: 1, hidden: 8, ffn: 8, experts: 2, top_k: 1}\n"
+                                        "layout: {ranks: 2}\ntokens_per_rank: [0, 0]\n",
+                                        &sc),
+                     MOE_EINPUT);
+    assert_string_equal(moe_error(), "x.yaml:3: tokens_per_rank: no rank has a token, and the loss of a step "
+                                     "is a mean over its tokens");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_orders),    cmocka_unit_test(test_default),   cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_orders),    cmocka_unit_test(test_divided_by_no_tokens),
+        cmocka_unit_test(test_default),   cmocka_unit_test(test_overlap),
         cmocka_unit_test(test_bad_lists), cmocka_unit_test(test_bad_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

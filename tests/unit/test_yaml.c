@@ -62,6 +62,10 @@ static void tree_keeps_lines(void **state)
     assert_string_equal(root->item[6].text, "folded lines");
     moe_yaml_free(root);
     moe_yaml_free(NULL);
+    root = parse("\xef\xbb\xbfname: x\nother: y\n"); /* as some editors write UTF-8 */
+    assert_string_equal(root->key[0], "name");
+    assert_int_equal(root->key_line[1], 2);
+    moe_yaml_free(root);
 }
 
 static void tree_refuses(void **state)
@@ -212,7 +216,9 @@ static void reader_refuses(void **state)
         {"name: x\nrate: {a: 1}", "rate: expected one value"},
         {"name: ''", "name: expected a text"},
         {"name: 0123456789012345678901234567890123456789abcdefgh", "name: '01234"},
-        {"name: x\nkind: swich", "kind: expected one of switch, shared, not 'swich'"},
+        {"name: x\nkind: swich",
+         "kind: expected one of switch, shared, not 'swich' (did you mean 'switch'?)"},
+        {"name: x\nkind: 7", "kind: expected one of switch, shared, not '7'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct values v = {0};
