@@ -22,8 +22,8 @@ static struct moe_cell cell_of(const struct moe_checker *c, int rank, struct moe
 {
     struct moe_cell out = {ref.buffer, moe_slot(c->s, ref, layer), rank, 0, MOE_CELL_ALL};
     if (!ref.n) return out;
-    out.begin = moe_eval(c->s, c->device, ref.begin, rank, layer, 0);
-    out.n = moe_eval(c->s, c->device, ref.n, rank, layer, 0);
+    out.begin = moe_check_eval(c, c->device, ref.begin, rank, layer);
+    out.n = moe_check_eval(c, c->device, ref.n, rank, layer);
     return out;
 }
 
@@ -241,7 +241,7 @@ static void clip(struct moe_checker *c, int rank, const struct moe_here *h, cons
 /* A factor: one that is not there is 1. */
 static double number(const struct moe_checker *c, const struct moe_here *h, int rank, int expr)
 {
-    return expr ? (double)moe_eval(c->s, c->device, expr, rank, h->layer, 0) : 1;
+    return expr ? (double)moe_check_eval(c, c->device, expr, rank, h->layer) : 1;
 }
 
 static void track_write(struct moe_checker *c, int rank, const struct moe_here *h, struct moe_ref ref)
@@ -280,11 +280,12 @@ void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h)
             track_write(c, rank, h, op->writes[i]);
 }
 
-/* How many a cell has; 0 where nobody knows. */
+/* How many a cell has; 0 where nobody knows, or where it is more or less than a slot can hold. */
 static int64_t elements(const struct moe_checker *c, int rank, struct moe_cell cell, int layer)
 {
-    if (cell.n != MOE_CELL_ALL) return cell.n;
-    int64_t n = moe_eval(c->s, c->device, c->s->buffers[cell.buffer].extent, rank, layer, 0);
+    int64_t n = cell.n == MOE_CELL_ALL
+                    ? moe_check_eval(c, c->device, c->s->buffers[cell.buffer].extent, rank, layer)
+                    : cell.n;
     return n > 0 && n < INT64_MAX >> 16 ? n : 0; /* sums over 2^14 ranks stay below 2^63 */
 }
 
@@ -391,7 +392,7 @@ static void check_values(struct moe_checker *c, int rank, const struct moe_param
         if (!moe_holds(c->s, p->buffer, slot, rank) ||
             (!taken(c, rank, p->grad, slot).part && !moe_gradient_in_parts(c->gradients, of)))
             continue;
-        of.n = moe_eval(c->s, c->device, c->s->buffers[p->buffer].extent, rank, 0, 0);
+        of.n = moe_check_eval(c, c->device, c->s->buffers[p->buffer].extent, rank, 0);
         int64_t stale = moe_gradient_stale(c->gradients, of);
         if (stale)
             moe_check_verdict(c, 4, rank, label_of(c, p, slot),
@@ -459,7 +460,7 @@ static void check_group(struct moe_checker *c, const struct moe_param *p, int sl
     bool tiled = true;
     for (int k = 0; k < tensors; k++) {
         int n_spans = 0;
-        int64_t extent = moe_eval(c->s, c->device, c->s->buffers[p->grad].extent, ranks[first], 0, 0);
+        int64_t extent = moe_check_eval(c, c->device, c->s->buffers[p->grad].extent, ranks[first], 0);
         for (int i = 0; i < n; i++) {
             struct moe_taken t = taken(c, ranks[i], p->grad, slot);
             if (!counts(c, p, slot, ranks[i]) || t.norm != norm || (split && split->index_of[ranks[i]] != k))
