@@ -420,26 +420,32 @@ static void check_results(struct moe_checker *c, int rank)
                 moe_check_verdict(c, 6, rank, moe_check_named(c->s->buffers[i].name, -1), "is never written");
 }
 
-struct span {
+struct span { /* of a tensor */
+    int tensor;
     int64_t begin, end;
 };
 
 static int by_begin(const void *a, const void *b)
 {
     const struct span *x = a, *y = b;
+    if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Is every element of 0..extent-1 in one span, and in no other? */
-static bool is_tiled(struct span *span, int n, int64_t extent)
+/* Is every element of 0..extent-1 of each of the tensors in one span, and in no other? */
+static bool is_tiled(struct span *span, int n, int tensors, int64_t extent)
 {
-    int64_t end = 0;
+    int i = 0;
     if (n) qsort(span, (size_t)n, sizeof *span, by_begin);
-    for (int i = 0; i < n; i++) {
-        if (span[i].begin != end) return false;
-        end = span[i].end;
+    for (int k = 0; k < tensors; k++) {
+        int64_t end = 0;
+        for (; i < n && span[i].tensor == k; i++) {
+            if (span[i].begin != end) return false;
+            end = span[i].end;
+        }
+        if (end != extent) return false;
     }
-    return end == extent;
+    return true;
 }
 
 /* Where the embedding counts, on the ranks that hold the slot. */
@@ -457,19 +463,16 @@ static void check_group(struct moe_checker *c, const struct moe_param *p, int sl
     int first = 0;
     while (first < n && !counts(c, p, slot, ranks[first])) first++;
     int tensors = first == n ? 0 : split ? moe_group_size(split, split->group_of[ranks[first]]) : 1;
-    bool tiled = true;
-    for (int k = 0; k < tensors; k++) {
-        int n_spans = 0;
-        int64_t extent = moe_check_eval(c, c->device, c->s->buffers[p->grad].extent, ranks[first], 0);
-        for (int i = 0; i < n; i++) {
-            struct moe_taken t = taken(c, ranks[i], p->grad, slot);
-            if (!counts(c, p, slot, ranks[i]) || t.norm != norm || (split && split->index_of[ranks[i]] != k))
-                continue;
-            for (int twice = 0; twice < 2 && twice < t.times; twice++)
-                span[n_spans++] = (struct span){t.begin, t.begin + t.n};
-        }
-        tiled &= is_tiled(span, n_spans, extent);
+    int n_spans = 0;
+    int64_t extent =
+        tensors ? moe_check_eval(c, c->device, c->s->buffers[p->grad].extent, ranks[first], 0) : 0;
+    for (int i = 0; i < n && tensors; i++) {
+        struct moe_taken t = taken(c, ranks[i], p->grad, slot);
+        if (!counts(c, p, slot, ranks[i]) || t.norm != norm) continue;
+        for (int twice = 0; twice < 2 && twice < t.times; twice++)
+            span[n_spans++] = (struct span){split ? split->index_of[ranks[i]] : 0, t.begin, t.begin + t.n};
     }
+    bool tiled = is_tiled(span, n_spans, tensors, extent);
     for (int i = 0; i < n && !tiled; i++)
         if (counts(c, p, slot, ranks[i]))
             moe_check_verdict(c, 5, ranks[i], label_of(c, p, slot),
