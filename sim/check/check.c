@@ -391,11 +391,22 @@ static void report_hang(struct moe_checker *c)
     }
 }
 
+static void tell(const struct moe_checker *c)
+{
+    double done = 0, all = 0;
+    for (int r = 0; r < c->s->n_ranks && c->watch; r++) {
+        done += c->place[r].instance;
+        all += c->s->roles[c->s->role_of[r]].n_instances;
+    }
+    if (all > 0) c->watch->moved(c->watch->ctx, done / all);
+}
+
 static void run(struct moe_checker *c)
 {
     bool moved = true;
     while (moved && !c->stop) {
         moved = false;
+        tell(c);
         for (int r = 0; r < c->s->n_ranks; r++) moved |= advance(c, r);
         c->stop |= c->refused; /* when every rank has come as far */
         for (int r = 0; r < c->s->n_ranks && !c->stop; r++) {
@@ -432,12 +443,21 @@ static void keep_causes(struct moe_verdicts *v)
 
 void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct moe_verdicts *out)
 {
+    moe_check_watched(s, r, NULL, out);
+}
+
+void moe_check_watched(const struct moe_schedule *s, const struct moe_routing *r,
+                       const struct moe_check_watch *watch, struct moe_verdicts *out)
+{
     moe_assert(s->n_ranks == r->n_ranks && s->n_layers * s->n_micro == r->n_layers &&
                s->n_experts == r->n_experts && s->top_k == r->top_k);
     moe_assert(!memcmp(s->tokens, r->tokens, (size_t)s->n_ranks * sizeof *s->tokens));
     *out = (struct moe_verdicts){0};
-    struct moe_checker c = {
-        .s = s, .out = out, .values = moe_values_new(s, r), .gradients = moe_gradients_new(s)};
+    struct moe_checker c = {.s = s,
+                            .out = out,
+                            .watch = watch,
+                            .values = moe_values_new(s, r),
+                            .gradients = moe_gradients_new(s)};
     c.device = moe_values_device(c.values);
     c.host = moe_values_host(c.values);
     c.numbers = new_numbers(s);

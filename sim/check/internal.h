@@ -53,9 +53,10 @@ struct moe_checker {
     struct moe_gradients *gradients;
     struct moe_env device, host;
     struct moe_verdicts *out;
-    struct moe_place *place;    /* [R] */
-    struct moe_number *numbers; /* [n_exprs] */
-    int *first_slot;            /* [n_buffers] */
+    const struct moe_check_watch *watch; /* NULL: nobody */
+    struct moe_place *place;             /* [R] */
+    struct moe_number *numbers;          /* [n_exprs] */
+    int *first_slot;                     /* [n_buffers] */
     size_t n_slots;
     /* By slot, then by rank: ranks run the same operation one after the other. */
     unsigned char *written; /* [n_slots, R] */
