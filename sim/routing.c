@@ -20,6 +20,7 @@ static struct moe_routing *new_routing(int n_layers, int n_ranks, int n_experts,
     r->n_ranks = n_ranks;
     r->n_experts = n_experts;
     r->top_k = top_k;
+    r->n_stages = r->n_micro = 1;
     r->tokens = moe_alloc((size_t)n_ranks, sizeof *r->tokens);
     r->counts = moe_alloc((size_t)n_layers * (size_t)n_ranks * (size_t)n_experts, sizeof *r->counts);
     return r;
@@ -205,22 +206,40 @@ static void draw_rank(const struct moe_routing *r, const struct draws *d, int ra
     }
 }
 
-struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_experts, int top_k,
-                                         const int64_t *tokens, double skew, uint64_t seed)
+/* The ranks whose stage has the layer: each of them, from the first. */
+static int first_of_layer(const struct moe_routing *r, int layer, int *each)
 {
-    moe_assert(top_k <= n_experts);
+    int n_layers = r->n_layers / r->n_micro;
+    *each = r->n_ranks / r->n_stages;
+    return layer % n_layers / (n_layers / r->n_stages) * *each;
+}
+
+struct moe_routing *moe_routing_generate_stages(int n_layers, int n_ranks, int n_experts, int top_k,
+                                                const int64_t *tokens, double skew, uint64_t seed,
+                                                int n_stages, int n_micro)
+{
+    moe_assert(top_k <= n_experts && n_layers % (n_stages * n_micro) == 0 && n_ranks % n_stages == 0);
     struct moe_routing *r = new_routing(n_layers, n_ranks, n_experts, top_k);
     memcpy(r->tokens, tokens, (size_t)n_ranks * sizeof *tokens);
     r->skew = skew;
     r->seed = seed;
+    r->n_stages = n_stages;
+    r->n_micro = n_micro;
     struct draws d = new_draws(r);
     for (int l = 0; l < n_layers; l++) {
+        int each, first = first_of_layer(r, l, &each);
         set_layer(r, &d, l);
-        for (int rank = 0; rank < n_ranks; rank++)
+        for (int rank = first; rank < first + each; rank++)
             draw_rank(r, &d, rank, n_experts, moe_routing_counts(r, l, rank));
     }
     free_draws(&d);
     return r;
+}
+
+struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_experts, int top_k,
+                                         const int64_t *tokens, double skew, uint64_t seed)
+{
+    return moe_routing_generate_stages(n_layers, n_ranks, n_experts, top_k, tokens, skew, seed, 1, 1);
 }
 
 void moe_routing_peers(const struct moe_routing *r, int layer, int rank, int P, int32_t *out)
@@ -231,9 +250,11 @@ void moe_routing_peers(const struct moe_routing *r, int layer, int rank, int P, 
     } else if (r->peers) {
         memcpy(out, kept_peers(r, layer, rank, P), (size_t)P * sizeof *out);
     } else {
+        int each, first = first_of_layer(r, layer, &each);
+        memset(out, 0, (size_t)P * sizeof *out);
+        if (rank < first || rank >= first + each) return;
         struct draws d = new_draws(r);
         set_layer(r, &d, layer);
-        memset(out, 0, (size_t)P * sizeof *out);
         draw_rank(r, &d, rank, P, out);
         free_draws(&d);
     }

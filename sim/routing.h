@@ -8,11 +8,12 @@
 
 struct moe_routing {
     int n_layers, n_ranks, n_experts, top_k;
-    int64_t *tokens; /* [R] local tokens */
-    int32_t *counts; /* [L, R, E] rows that the tokens of rank r send to expert e in layer l */
-    int32_t *peers;  /* [L, R, n_peers] see moe_routing_peers; NULL: drawn again by those who ask */
-    int n_peers;     /* sum of the sizes that a group may have, less than E */
-    double skew;     /* it was drawn with these */
+    int n_stages, n_micro; /* of the pipeline that it was drawn for, or 1 */
+    int64_t *tokens;       /* [R] local tokens */
+    int32_t *counts;       /* [L, R, E] rows that the tokens of rank r send to expert e in layer l */
+    int32_t *peers;        /* [L, R, n_peers] see moe_routing_peers; NULL: drawn again by those who ask */
+    int n_peers;           /* sum of the sizes that a group may have, less than E */
+    double skew;           /* it was drawn with these */
     uint64_t seed;
 };
 
@@ -24,6 +25,11 @@ struct moe_routing {
  * Cost: O(L * R * T * K), 4 to 8 ns each, with a factor E where one expert has nearly all the weight. */
 struct moe_routing *moe_routing_generate(int n_layers, int n_ranks, int n_experts, int top_k,
                                          const int64_t *tokens, double skew, uint64_t seed);
+/* The same of a pipeline: its stages are consecutive ranks and layers, and layers of n_micro micro-batches
+ * follow each other. In the layers of other stages a rank draws nothing, and its counts are 0. */
+struct moe_routing *moe_routing_generate_stages(int n_layers, int n_ranks, int n_experts, int top_k,
+                                                const int64_t *tokens, double skew, uint64_t seed,
+                                                int n_stages, int n_micro);
 struct moe_routing *moe_routing_new(int n_layers, int n_ranks, int n_experts, int top_k);
 void moe_routing_free(struct moe_routing *r);
 /* Counts more tokens of (layer, rank) of a routing that was not drawn. expert [n_tokens, K], each different

@@ -321,7 +321,9 @@ struct moe_routing *moe_scenario_routing(const struct moe_scenario *sc)
 {
     int L = (int)(sc->layers * sc->micro_batches), R = (int)sc->ranks, E = (int)sc->experts,
         K = (int)sc->top_k;
-    if (!sc->counts) return moe_routing_generate(L, R, E, K, sc->tokens, sc->skew, (uint64_t)sc->seed);
+    if (!sc->counts)
+        return moe_routing_generate_stages(L, R, E, K, sc->tokens, sc->skew, (uint64_t)sc->seed,
+                                           (int)sc->pipeline_parallel, (int)sc->micro_batches);
     struct moe_routing *r = moe_routing_new(L, R, E, K);
     memcpy(r->tokens, sc->tokens, (size_t)R * sizeof *r->tokens);
     memcpy(r->counts, sc->counts, (size_t)L * (size_t)R * (size_t)E * sizeof *r->counts);

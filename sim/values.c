@@ -15,8 +15,9 @@ struct content {
     int64_t sum;
     int64_t *columns; /* [n_columns] sums over n_rows, for symbols that take a slice of them, or NULL */
     int n_rows, n_columns;
-    int64_t *wide;    /* [n] MOE_UNKNOWN: above 63 bits; or NULL where all fit into */
-    int32_t narrow[]; /* [n] */
+    int64_t *wide;         /* [n] MOE_UNKNOWN: above 63 bits; or NULL where all fit into */
+    const int32_t *narrow; /* [n] own, or of the routing, which stays */
+    int32_t own[];
 };
 
 struct cell {
@@ -71,8 +72,9 @@ struct moe_values *moe_values_new(const struct moe_schedule *s, const struct moe
 
 static struct content *empty_content(struct moe_values *v, int n, bool wide)
 {
-    struct content *c = moe_alloc(1, sizeof *c + (wide ? 0 : (size_t)n * sizeof *c->narrow));
+    struct content *c = moe_alloc(1, sizeof *c + (wide ? 0 : (size_t)n * sizeof *c->own));
     if (wide) c->wide = moe_alloc((size_t)n, sizeof *c->wide);
+    c->narrow = c->own;
     c->n = n;
     c->refs = 1;
     c->serial = ++v->serial;
@@ -86,14 +88,15 @@ static struct content *new_content(struct moe_values *v, const int64_t *x, int n
     struct content *c = empty_content(v, n, wide);
     for (int i = 0; i < n; i++) c->sum = moe_plus(c->sum, x[i]);
     if (wide) memcpy(c->wide, x, (size_t)n * sizeof *x);
-    for (int i = 0; i < n && !wide; i++) c->narrow[i] = (int32_t)x[i];
+    for (int i = 0; i < n && !wide; i++) c->own[i] = (int32_t)x[i];
     return c;
 }
 
 static struct content *content_of(struct moe_values *v, const int32_t *x, int n)
 {
-    struct content *c = empty_content(v, n, false);
-    memcpy(c->narrow, x, (size_t)n * sizeof *x);
+    struct content *c = empty_content(v, 0, false);
+    c->n = n;
+    c->narrow = x;
     for (int i = 0; i < n; i++) c->sum += x[i];
     return c;
 }
@@ -141,12 +144,8 @@ static struct content *read_cell(const struct moe_values *v, struct moe_ref ref,
 /* Replaces the content; the host knows nothing of the new one. */
 static void store_cell(struct cell *cell, struct content *with)
 {
-    if (!cell) {
-        drop(with);
-        return;
-    }
-    drop(cell->content);
-    *cell = (struct cell){.content = with, .serial = with ? with->serial : 0};
+    drop(cell ? cell->content : with);
+    if (cell) *cell = (struct cell){.content = with, .serial = with ? with->serial : 0};
 }
 
 /* Are there n elements from `offset` on? */
@@ -289,7 +288,7 @@ static void append(struct content *to, int *used, const struct content *from, in
         if (to->wide)
             to->wide[at++] = x;
         else
-            to->narrow[at++] = (int32_t)x;
+            to->own[at++] = (int32_t)x;
         sum = moe_plus(sum, x);
     }
     to->sum = moe_plus(to->sum, sum);
@@ -366,7 +365,7 @@ static void transpose(struct moe_values *v, const struct move *m, int64_t each, 
     for (int first = 0; first < m->n; first += TILE) {
         int32_t *to[TILE];
         int tile = m->n - first < TILE ? m->n - first : TILE;
-        for (int k = 0; k < tile; k++) to[k] = (out[first + k] = empty_content(v, n * m->n, false))->narrow;
+        for (int k = 0; k < tile; k++) to[k] = (out[first + k] = empty_content(v, n * m->n, false))->own;
         for (int i = 0; i < m->n; i++) {
             const int32_t *from = m->from[i]->narrow + first * n;
             for (int k = 0; k < tile && n == 1; k++) to[k][i] = from[k];

@@ -58,6 +58,27 @@ void moe_check_insert(int number, int *n, int **list)
     ++*n;
 }
 
+static struct moe_number *new_numbers(const struct moe_schedule *s)
+{
+    struct moe_number *numbers = moe_alloc((size_t)s->n_exprs, sizeof *numbers);
+    for (int i = 0; i < s->n_exprs; i++) {
+        const struct moe_expr *e = &s->exprs[i];
+        bool leaf = e->op == MOE_EXPR_CONST || e->op == MOE_EXPR_PLACE,
+             named = e->op == MOE_EXPR_SYM || e->op == MOE_EXPR_SUM || e->op == MOE_EXPR_OTHER;
+        numbers[i].is_fixed = leaf || (!named && numbers[e->a].is_fixed && numbers[e->b].is_fixed);
+    }
+    return numbers;
+}
+
+int64_t moe_check_eval(const struct moe_checker *c, struct moe_env env, int expr, int rank, int layer)
+{
+    struct moe_number *n = &c->numbers[expr];
+    if (!n->is_fixed) return moe_eval(c->s, env, expr, rank, layer, 0);
+    if (n->rank != rank + 1)
+        *n = (struct moe_number){true, rank + 1, moe_eval(c->s, env, expr, rank, layer, 0)};
+    return n->value;
+}
+
 /* Length of a text without the rank that it names as an example. */
 static int without_example(const char *text)
 {
@@ -170,7 +191,7 @@ static void step_over(struct moe_checker *c, int rank)
 static bool is_left_empty(const struct moe_checker *c, int rank, const struct moe_here *h, struct moe_ref ref)
 {
     return !ref.shift && !ref.micro &&
-           moe_eval(c->s, c->device, c->s->buffers[ref.buffer].extent, rank, h->layer, 0) == 0;
+           moe_check_eval(c, c->device, c->s->buffers[ref.buffer].extent, rank, h->layer) == 0;
 }
 
 static unsigned char *written(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
@@ -210,7 +231,7 @@ static bool sizes_known(struct moe_checker *c, int rank, const struct moe_here *
         return false;
     if (op->kind == MOE_COLLECTIVE) return moe_check_enter(c, rank, h);
     for (int i = 0; i < op->n_dims && op->kind == MOE_KERNEL; i++)
-        if (moe_eval(c->s, c->host, op->dims[i], rank, h->layer, 0) == MOE_UNKNOWN) return false;
+        if (moe_check_eval(c, c->host, op->dims[i], rank, h->layer) == MOE_UNKNOWN) return false;
     bool grouped = op->kind == MOE_KERNEL && moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
     return !grouped || c->host.value(c->host.ctx, op->group, rank, h->layer, 0) != MOE_UNKNOWN;
 }
@@ -370,11 +391,22 @@ static void report_hang(struct moe_checker *c)
     }
 }
 
+static void tell(const struct moe_checker *c)
+{
+    double done = 0, all = 0;
+    for (int r = 0; r < c->s->n_ranks && c->watch; r++) {
+        done += c->place[r].instance;
+        all += c->s->roles[c->s->role_of[r]].n_instances;
+    }
+    if (all > 0) c->watch->moved(c->watch->ctx, done / all);
+}
+
 static void run(struct moe_checker *c)
 {
     bool moved = true;
     while (moved && !c->stop) {
         moved = false;
+        tell(c);
         for (int r = 0; r < c->s->n_ranks; r++) moved |= advance(c, r);
         c->stop |= c->refused; /* when every rank has come as far */
         for (int r = 0; r < c->s->n_ranks && !c->stop; r++) {
@@ -411,14 +443,24 @@ static void keep_causes(struct moe_verdicts *v)
 
 void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct moe_verdicts *out)
 {
+    moe_check_watched(s, r, NULL, out);
+}
+
+void moe_check_watched(const struct moe_schedule *s, const struct moe_routing *r,
+                       const struct moe_check_watch *watch, struct moe_verdicts *out)
+{
     moe_assert(s->n_ranks == r->n_ranks && s->n_layers * s->n_micro == r->n_layers &&
                s->n_experts == r->n_experts && s->top_k == r->top_k);
     moe_assert(!memcmp(s->tokens, r->tokens, (size_t)s->n_ranks * sizeof *s->tokens));
     *out = (struct moe_verdicts){0};
-    struct moe_checker c = {
-        .s = s, .out = out, .values = moe_values_new(s, r), .gradients = moe_gradients_new(s)};
+    struct moe_checker c = {.s = s,
+                            .out = out,
+                            .watch = watch,
+                            .values = moe_values_new(s, r),
+                            .gradients = moe_gradients_new(s)};
     c.device = moe_values_device(c.values);
     c.host = moe_values_host(c.values);
+    c.numbers = new_numbers(s);
     c.place = moe_alloc((size_t)s->n_ranks, sizeof *c.place);
     c.first_slot = moe_alloc((size_t)s->n_buffers, sizeof *c.first_slot);
     for (int i = 0; i < s->n_buffers; i++) {
@@ -462,6 +504,7 @@ void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct
         free(c.place[rank].send.own);
         free(c.place[rank].recv.own);
     }
+    free(c.numbers);
     free(c.place);
     free(c.first_slot);
     free(c.written);

@@ -75,6 +75,13 @@ struct moe_verdicts {
  * Stops at the first operation that cannot complete: what follows it would be noise.
  * Errors: none; the schedule must satisfy moe_schedule_check and fit the routing (asserted). */
 void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct moe_verdicts *out);
+/* The same, which says now and then how far it is: the share of what ranks issue, which grows to 1. */
+struct moe_check_watch {
+    void (*moved)(void *ctx, double share);
+    void *ctx;
+};
+void moe_check_watched(const struct moe_schedule *s, const struct moe_routing *r,
+                       const struct moe_check_watch *watch, struct moe_verdicts *out);
 void moe_verdicts_free(struct moe_verdicts *v);
 
 #endif

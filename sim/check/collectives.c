@@ -87,9 +87,9 @@ bool moe_check_range(struct moe_checker *c, int check_class, int rank, const str
 {
     const struct moe_buffer *b = &c->s->buffers[ref.buffer];
     if (!ref.n) return true;
-    int64_t begin = moe_eval(c->s, c->device, ref.begin, rank, h->layer, 0),
-            n = moe_eval(c->s, c->device, ref.n, rank, h->layer, 0),
-            room = moe_eval(c->s, c->device, b->extent, rank, h->layer, 0);
+    int64_t begin = moe_check_eval(c, c->device, ref.begin, rank, h->layer),
+            n = moe_check_eval(c, c->device, ref.n, rank, h->layer),
+            room = moe_check_eval(c, c->device, b->extent, rank, h->layer);
     if (n == 0 || (n > 0 && n <= room && begin >= 0 && begin <= room - n)) return true;
     moe_check_verdict(c, check_class, rank, moe_check_label(h),
                       "takes %" PRId64 " elements from %" PRId64 " on of %s, which holds %" PRId64, n, begin,
@@ -103,7 +103,7 @@ static void check_extent(struct moe_checker *c, int rank, const struct moe_here 
     struct moe_ref ref = sends ? h->op->reads[0] : h->op->writes[0];
     int64_t total = sends ? c->place[rank].send.total : c->place[rank].recv.total;
     int64_t extent =
-        moe_eval(c->s, c->device, ref.n ? ref.n : c->s->buffers[ref.buffer].extent, rank, h->layer, 0);
+        moe_check_eval(c, c->device, ref.n ? ref.n : c->s->buffers[ref.buffer].extent, rank, h->layer);
     moe_check_range(c, 1, rank, h, ref);
     bool whole = moe_reduces[h->op->collective] || moe_check_is_summed(c, ref);
     if (total == extent || (!whole && total < extent)) return;

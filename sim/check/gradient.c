@@ -19,7 +19,8 @@ struct question { /* what a judgement depends on beside the vector */
     double coefficient;
 };
 struct vector {
-    int n;
+    int n, cap;
+    bool alone;            /* one contribution to a cell after the other made it, and no other cell has it */
     struct entry *entry;   /* ascending keys */
     struct question asked; /* last; all ranks that share the vector ask the same */
     struct moe_gradient_fault answer;
@@ -85,7 +86,8 @@ static int merge(struct entry *entry, int n)
 static int new_vector(struct moe_gradients *g, struct entry *entry, int n)
 {
     g->vectors = moe_grow(g->vectors, &g->cap_vectors, g->n_vectors + 1, sizeof *g->vectors);
-    g->vectors[g->n_vectors] = (struct vector){.n = merge(entry, n), .entry = entry, .asked.param = -1};
+    g->vectors[g->n_vectors] =
+        (struct vector){.n = merge(entry, n), .cap = n, .entry = entry, .asked.param = -1};
     return g->n_vectors++;
 }
 
@@ -173,6 +175,7 @@ static void list_cell(struct moe_gradients *g, struct moe_cell from, struct moe_
     for (int64_t at = 0, end; at < from.n; at = end) {
         end = from.n;
         struct moe_content c = content_at(g, from, at, &end);
+        g->vectors[c.vector].alone = false;
         moe_pieces_add(&g->list, at, end, c);
     }
 }
@@ -197,11 +200,34 @@ static int place_of(uint64_t tag)
     return (int)((tag + ((uint64_t)1 << (MOE_TAG_BITS - 1))) >> MOE_TAG_BITS);
 }
 
+/* The vector of all that a cell holds, where no other cell has it: a norm gets one contribution after the
+ * other, which need not be copied each time. */
+static struct vector *own_vector(const struct moe_gradients *g, struct moe_cell of)
+{
+    const struct moe_pieces *p = pieces_of(g, of);
+    if (p->n != 1 || p->piece->begin != of.begin || p->piece->end - of.begin != of.n) return NULL;
+    struct vector *v = &g->vectors[p->piece->content.vector];
+    return v->alone ? v : NULL;
+}
+
+static void add_entry(struct vector *v, struct entry own)
+{
+    v->entry = moe_grow(v->entry, &v->cap, v->n + 1, sizeof own);
+    v->entry[v->n++] = own;
+    if (by_key(&v->entry[v->n - 2], &own) >= 0) v->n = merge(v->entry, v->n); /* most come in order */
+    v->asked.param = -1;
+}
+
 void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, const struct moe_op *op,
                              bool accumulate)
 {
     struct entry own = {key_of(to.rank, block, op->id), tag_of(g, to.buffer, to.slot) + (uint64_t)to.begin,
                         1};
+    struct vector *v = accumulate ? own_vector(g, to) : NULL;
+    if (v) {
+        add_entry(v, own);
+        return;
+    }
     g->list.n = 0;
     for (int64_t at = 0, end; at < to.n; at = end) {
         end = to.n;
@@ -212,16 +238,18 @@ void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int bl
         entry[n] = own;
         moe_pieces_add(&g->list, at, end,
                        (struct moe_content){.vector = new_vector(g, entry, n + 1), .coefficient = 1});
+        g->vectors[g->n_vectors - 1].alone = true;
     }
     put_list(g, to);
 }
 
-/* Lists the sum of elements begin..end of all cells, counted from begin. */
-static void list_sum(struct moe_gradients *g, const struct moe_cell *from, int n, int64_t begin, int64_t end)
+/* Sets out to the sum of elements 0..end-1 of all cells. */
+static void list_sum(struct moe_gradients *g, const struct moe_cell *from, int n, int64_t end,
+                     struct moe_pieces *out)
 {
     struct moe_content *c = moe_alloc((size_t)n, sizeof *c);
-    g->list.n = 0;
-    for (int64_t at = begin, until; at < end; at = until) {
+    out->n = 0;
+    for (int64_t at = 0, until; at < end; at = until) {
         int total = 0, used = 0;
         until = end;
         for (int i = 0; i < n; i++) {
@@ -230,21 +258,41 @@ static void list_sum(struct moe_gradients *g, const struct moe_cell *from, int n
         }
         struct entry *entry = moe_alloc((size_t)total, sizeof *entry);
         for (int i = 0; i < n; i++) used += append(g, c[i], entry + used);
-        moe_pieces_add(&g->list, at - begin, until - begin,
-                       (struct moe_content){
-                           .vector = new_vector(g, entry, total), .coefficient = 1, .tag = (uint64_t)begin});
+        moe_pieces_add(out, at, until,
+                       (struct moe_content){.vector = new_vector(g, entry, total), .coefficient = 1});
     }
     free(c);
+}
+
+/* Starts the list anew with elements begin..end-1 of a sum. */
+static void list_part(struct moe_gradients *g, const struct moe_pieces *sum, int64_t begin, int64_t end)
+{
+    g->list.n = 0;
+    for (int k = moe_pieces_find(sum, begin); k < sum->n && sum->piece[k].begin < end; k++) {
+        struct moe_piece p = sum->piece[k];
+        p.content.tag += (uint64_t)begin;
+        moe_pieces_add(&g->list, (p.begin > begin ? p.begin : begin) - begin,
+                       (p.end < end ? p.end : end) - begin, p.content);
+    }
 }
 
 void moe_gradient_sum(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to, int n,
                       const int64_t *part)
 {
-    if (!part) list_sum(g, from, n, 0, from[0].n);
-    for (int64_t i = 0, at = 0; i < n; at += part ? part[i] : 0, i++) {
-        if (part) list_sum(g, from, n, at, at + part[i]);
+    if (!part) {
+        list_sum(g, from, n, from[0].n, &g->list);
+        for (int i = 0; i < n; i++) put_list(g, to[i]);
+        return;
+    }
+    int64_t end = 0;
+    struct moe_pieces sum = {0}; /* of all parts: those of one tensor share a vector */
+    for (int i = 0; i < n; i++) end += part[i];
+    list_sum(g, from, n, end, &sum);
+    for (int64_t i = 0, at = 0; i < n; at += part[i], i++) {
+        list_part(g, &sum, at, at + part[i]);
         put_list(g, to[i]);
     }
+    moe_pieces_free(&sum);
 }
 
 void moe_gradient_gather(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to,
@@ -256,6 +304,7 @@ void moe_gradient_gather(struct moe_gradients *g, const struct moe_cell *from, c
         for (int64_t at = 0, end; at < from[i].n; at = end) {
             end = from[i].n;
             struct moe_content c = content_at(g, from[i], at, &end);
+            g->vectors[c.vector].alone = false;
             c.tag -= (uint64_t)begin;
             moe_pieces_add(&g->list, begin + at, begin + end, c);
         }

@@ -22,8 +22,8 @@ static struct moe_cell cell_of(const struct moe_checker *c, int rank, struct moe
 {
     struct moe_cell out = {ref.buffer, moe_slot(c->s, ref, layer), rank, 0, MOE_CELL_ALL};
     if (!ref.n) return out;
-    out.begin = moe_eval(c->s, c->device, ref.begin, rank, layer, 0);
-    out.n = moe_eval(c->s, c->device, ref.n, rank, layer, 0);
+    out.begin = moe_check_eval(c, c->device, ref.begin, rank, layer);
+    out.n = moe_check_eval(c, c->device, ref.n, rank, layer);
     return out;
 }
 
@@ -241,7 +241,7 @@ static void clip(struct moe_checker *c, int rank, const struct moe_here *h, cons
 /* A factor: one that is not there is 1. */
 static double number(const struct moe_checker *c, const struct moe_here *h, int rank, int expr)
 {
-    return expr ? (double)moe_eval(c->s, c->device, expr, rank, h->layer, 0) : 1;
+    return expr ? (double)moe_check_eval(c, c->device, expr, rank, h->layer) : 1;
 }
 
 static void track_write(struct moe_checker *c, int rank, const struct moe_here *h, struct moe_ref ref)
@@ -292,11 +292,12 @@ void moe_check_kernel(struct moe_checker *c, int rank, const struct moe_here *h)
             track_write(c, rank, h, op->writes[i]);
 }
 
-/* How many a cell has; 0 where nobody knows. */
+/* How many a cell has; 0 where nobody knows, or where it is more or less than a slot can hold. */
 static int64_t elements(const struct moe_checker *c, int rank, struct moe_cell cell, int layer)
 {
-    if (cell.n != MOE_CELL_ALL) return cell.n;
-    int64_t n = moe_eval(c->s, c->device, c->s->buffers[cell.buffer].extent, rank, layer, 0);
+    int64_t n = cell.n == MOE_CELL_ALL
+                    ? moe_check_eval(c, c->device, c->s->buffers[cell.buffer].extent, rank, layer)
+                    : cell.n;
     return n > 0 && n < INT64_MAX >> 16 ? n : 0; /* sums over 2^14 ranks stay below 2^63 */
 }
 
@@ -403,7 +404,7 @@ static void check_values(struct moe_checker *c, int rank, const struct moe_param
         if (!moe_holds(c->s, p->buffer, slot, rank) ||
             (!taken(c, rank, p->grad, slot).part && !moe_gradient_in_parts(c->gradients, of)))
             continue;
-        of.n = moe_eval(c->s, c->device, c->s->buffers[p->buffer].extent, rank, 0, 0);
+        of.n = moe_check_eval(c, c->device, c->s->buffers[p->buffer].extent, rank, 0);
         int64_t stale = moe_gradient_stale(c->gradients, of);
         if (stale)
             moe_check_verdict(c, 4, rank, label_of(c, p, slot),
@@ -431,26 +432,32 @@ static void check_results(struct moe_checker *c, int rank)
                 moe_check_verdict(c, 6, rank, moe_check_named(c->s->buffers[i].name, -1), "is never written");
 }
 
-struct span {
+struct span { /* of a tensor */
+    int tensor;
     int64_t begin, end;
 };
 
 static int by_begin(const void *a, const void *b)
 {
     const struct span *x = a, *y = b;
+    if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Is every element of 0..extent-1 in one span, and in no other? */
-static bool is_tiled(struct span *span, int n, int64_t extent)
+/* Is every element of 0..extent-1 of each of the tensors in one span, and in no other? */
+static bool is_tiled(struct span *span, int n, int tensors, int64_t extent)
 {
-    int64_t end = 0;
+    int i = 0;
     if (n) qsort(span, (size_t)n, sizeof *span, by_begin);
-    for (int i = 0; i < n; i++) {
-        if (span[i].begin != end) return false;
-        end = span[i].end;
+    for (int k = 0; k < tensors; k++) {
+        int64_t end = 0;
+        for (; i < n && span[i].tensor == k; i++) {
+            if (span[i].begin != end) return false;
+            end = span[i].end;
+        }
+        if (end != extent) return false;
     }
-    return end == extent;
+    return true;
 }
 
 /* Where the embedding counts, on the ranks that hold the slot. */
@@ -468,19 +475,16 @@ static void check_group(struct moe_checker *c, const struct moe_param *p, int sl
     int first = 0;
     while (first < n && !counts(c, p, slot, ranks[first])) first++;
     int tensors = first == n ? 0 : split ? moe_group_size(split, split->group_of[ranks[first]]) : 1;
-    bool tiled = true;
-    for (int k = 0; k < tensors; k++) {
-        int n_spans = 0;
-        int64_t extent = moe_eval(c->s, c->device, c->s->buffers[p->grad].extent, ranks[first], 0, 0);
-        for (int i = 0; i < n; i++) {
-            struct moe_taken t = taken(c, ranks[i], p->grad, slot);
-            if (!counts(c, p, slot, ranks[i]) || t.norm != norm || (split && split->index_of[ranks[i]] != k))
-                continue;
-            for (int twice = 0; twice < 2 && twice < t.times; twice++)
-                span[n_spans++] = (struct span){t.begin, t.begin + t.n};
-        }
-        tiled &= is_tiled(span, n_spans, extent);
+    int n_spans = 0;
+    int64_t extent =
+        tensors ? moe_check_eval(c, c->device, c->s->buffers[p->grad].extent, ranks[first], 0) : 0;
+    for (int i = 0; i < n && tensors; i++) {
+        struct moe_taken t = taken(c, ranks[i], p->grad, slot);
+        if (!counts(c, p, slot, ranks[i]) || t.norm != norm) continue;
+        for (int twice = 0; twice < 2 && twice < t.times; twice++)
+            span[n_spans++] = (struct span){split ? split->index_of[ranks[i]] : 0, t.begin, t.begin + t.n};
     }
+    bool tiled = is_tiled(span, n_spans, tensors, extent);
     for (int i = 0; i < n && !tiled; i++)
         if (counts(c, p, slot, ranks[i]))
             moe_check_verdict(c, 5, ranks[i], label_of(c, p, slot),

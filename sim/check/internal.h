@@ -35,6 +35,12 @@ struct moe_fits { /* a norm to a parameter, on a rank */
     bool fits;
 };
 
+struct moe_number { /* an expression without symbols: one value on a rank, whatever it runs */
+    bool is_fixed;
+    int rank; /* 1 + that which asked last */
+    int64_t value;
+};
+
 struct moe_place { /* where a rank stands */
     int instance, op;
     bool waiting; /* at a collective, which moves these: */
@@ -47,8 +53,10 @@ struct moe_checker {
     struct moe_gradients *gradients;
     struct moe_env device, host;
     struct moe_verdicts *out;
-    struct moe_place *place; /* [R] */
-    int *first_slot;         /* [n_buffers] */
+    const struct moe_check_watch *watch; /* NULL: nobody */
+    struct moe_place *place;             /* [R] */
+    struct moe_number *numbers;          /* [n_exprs] */
+    int *first_slot;                     /* [n_buffers] */
     size_t n_slots;
     /* By slot, then by rank: ranks run the same operation one after the other. */
     unsigned char *written; /* [n_slots, R] */
@@ -87,6 +95,9 @@ static inline int moe_check_slot(const struct moe_checker *c, struct moe_ref ref
 {
     return c->first_slot[ref.buffer] + moe_slot(c->s, ref, layer);
 }
+
+/* moe_eval at index 0. A rank asks for what parts of a bucket are made of again and again. */
+int64_t moe_check_eval(const struct moe_checker *c, struct moe_env env, int expr, int rank, int layer);
 
 /* Puts a number into an ascending list, once. */
 void moe_check_insert(int number, int *n, int **list);

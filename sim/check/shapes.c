@@ -102,7 +102,7 @@ static int64_t extent_of(const struct moe_checker *c, int rank, const struct moe
     int64_t n = o->times, rows = 1;
     *exceeds = false;
     for (int i = 0; i < o->n_dims; i++) {
-        int64_t dim = moe_eval(c->s, c->device, op->dims[o->dims[i]], rank, h->layer, 0);
+        int64_t dim = moe_check_eval(c, c->device, op->dims[o->dims[i]], rank, h->layer);
         if (dim == MOE_UNKNOWN) return dim;
         n = moe_times(n, dim);
     }
@@ -127,7 +127,7 @@ static void describe(const struct moe_checker *c, int rank, const struct moe_her
     int at = snprintf(out, 128, "%s", o->name);
     for (int i = 0; i < o->n_dims && at < 128; i++)
         at += snprintf(out + at, 128 - (size_t)at, ", %c = %" PRId64, k->dim[o->dims[i]],
-                       moe_eval(c->s, c->device, h->op->dims[o->dims[i]], rank, h->layer, 0));
+                       moe_check_eval(c, c->device, h->op->dims[o->dims[i]], rank, h->layer));
 }
 
 static int64_t room_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
@@ -314,7 +314,7 @@ static bool is_proved(const struct moe_checker *c, const struct moe_op *op)
 static bool expect_dim(struct moe_checker *c, int rank, const struct moe_here *h, int dim, int64_t expected,
                        const char *why)
 {
-    int64_t found = moe_eval(c->s, c->device, h->op->dims[dim], rank, h->layer, 0);
+    int64_t found = moe_check_eval(c, c->device, h->op->dims[dim], rank, h->layer);
     if (found == MOE_UNKNOWN || found == expected) return true;
     moe_check_verdict(c, 14, rank, moe_check_label(h),
                       "has another %c than %s, so on rank %d: %" PRId64 ", expected %" PRId64,
@@ -359,9 +359,9 @@ static bool check_parts(struct moe_checker *c, int rank, const struct moe_here *
         right &= moe_check_range(c, 14, rank, h, to);
         for (int i = 0; i < op->n_reads && right; i++) {
             struct moe_ref from = op->reads[i];
-            if (!moe_same_slot(c->s, from, to) || moe_eval(c->s, c->device, to.n, rank, h->layer, 0) == 0 ||
-                moe_eval(c->s, c->device, from.begin, rank, h->layer, 0) ==
-                    moe_eval(c->s, c->device, to.begin, rank, h->layer, 0))
+            if (!moe_same_slot(c->s, from, to) || moe_check_eval(c, c->device, to.n, rank, h->layer) == 0 ||
+                moe_check_eval(c, c->device, from.begin, rank, h->layer) ==
+                    moe_check_eval(c, c->device, to.begin, rank, h->layer))
                 continue;
             moe_check_verdict(c, 14, rank, moe_check_label(h), "writes another part of %s than it reads",
                               c->s->buffers[to.buffer].name);

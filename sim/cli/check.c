@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Was anything said that an absent verdict of the class could prove? */
 static bool is_asked(int check_class, const struct moe_input *in)
@@ -201,6 +202,23 @@ done:
     return err;
 }
 
+/* A line on the terminal that the next one replaces; ctx: the per cent that it says. */
+static void print_progress(void *ctx, double share)
+{
+    int *said = ctx, percent = (int)(100 * share);
+    if (percent == *said) return;
+    *said = percent;
+    fprintf(stderr, "\rchecked %d %%", percent);
+}
+
+static void check_input(const struct moe_input *in, struct moe_verdicts *out)
+{
+    int said = 0;
+    struct moe_check_watch watch = {print_progress, &said};
+    moe_check_watched(in->schedule, in->routing, isatty(STDERR_FILENO) ? &watch : NULL, out);
+    if (said) fprintf(stderr, "\r%*s\r", (int)sizeof "checked 100 %", "");
+}
+
 int moe_cli_check(const struct moe_args *args)
 {
     struct moe_input in;
@@ -215,7 +233,7 @@ int moe_cli_check(const struct moe_args *args)
         errors = 1;
     }
     if (err < 0) goto done;
-    moe_check(in.schedule, in.routing, &verdicts);
+    check_input(&in, &verdicts);
     MOE_TRY_GOTO(check_run(args, &verdicts, &shown));
     for (int i = 0; i < verdicts.n; i++) errors += verdicts.item[i].severity == MOE_SEVERITY_ERROR;
     (args->json ? print_json : print_text)(&verdicts, errors, &in, &shown);

@@ -66,4 +66,11 @@ for run in 1 2; do
 done
 [ "$(value schema)" = moesim.trace.info/1 ] || fail 'trace info --json'
 [ "$(echo results.db*)" = results.db ] || fail "after run $run files are left: $(echo results.db*)"
+# At a terminal check says how far it is, and takes that back; elsewhere `expect` sees that it does not.
+cases=$((cases + 1))
+script -qec "\"$moesim\" check \"$demo\" 2>&1 > out" /dev/null < /dev/null > shown
+tr '\r' '\n' < shown | sed -n 's/^checked \([0-9]*\) %$/\1/p' > percent
+{ sort -nuc percent && [ "$(tail -n 1 percent)" = 100 ]; } || fail "progress: $(head -c 300 shown)"
+grep -q '^no errors: ' out || fail "progress: $(head -c 300 out)"
+[ "$(tail -c 16 shown | tr -d ' \r\n')" = '' ] || fail "progress stays: $(tail -c 40 shown)"
 finish

@@ -1,5 +1,6 @@
 /* Routing: generated counts add up, repeat and skew as asked; a trace gives back the counts of its tokens. */
 #include "sim/routing.h"
+#include "tests/fixture.h"
 #include "traces/store.h"
 
 #include <math.h>
@@ -226,6 +227,34 @@ static void test_peers_are_drawn_as_counts(void **state)
     moe_routing_free(r);
 }
 
+/* 2 stages of 2 layers and 2 ranks, 3 micro-batches: in the layers of its stage, as the schedule has them, a
+ * rank draws what it draws without a pipeline, in others nothing. */
+static void test_stages(void **state)
+{
+    (void)state;
+    enum { LAYERS = 4, MICRO = 3, E = 8 };
+    struct moe_scenario *sc = fixture_layout(LAYERS, 4, 1, "pipeline_parallel: 2, micro_batches: 3",
+                                             "[5, 3, 5, 3]", "routing: {skew: 1, seed: 4}");
+    struct moe_schedule *s = fixture_schedule(sc);
+    struct moe_routing *r = moe_scenario_routing(sc),
+                       *all = moe_routing_generate(LAYERS * MICRO, 4, E, 2, sc->tokens, 1, 4);
+    static const int32_t none[E];
+    for (int l = 0; l < LAYERS * MICRO; l++)
+        for (int rank = 0; rank < 4; rank++) {
+            const struct moe_role *role = &s->roles[s->role_of[rank]];
+            bool own = l % LAYERS >= role->first_layer && l % LAYERS < role->end_layer;
+            int32_t expected[4] = {0};
+            if (own) moe_routing_peers(all, l, rank, 4, expected);
+            assert_memory_equal(moe_routing_counts(r, l, rank), own ? moe_routing_counts(all, l, rank) : none,
+                                sizeof none);
+            assert_memory_equal(peers(r, l, rank, 4), expected, sizeof expected);
+        }
+    moe_routing_free(r);
+    moe_routing_free(all);
+    moe_schedule_free(s);
+    moe_scenario_free(sc);
+}
+
 /* Without skew a token has an expert of a given member of P with probability 1 - C(E - E/P, K) / C(E, K).
  * With E = 16, K = 4, T = 40,000: P = 2: 1 - C(8,4) / C(16,4) = 1 - 70 / 1820 = 0.96154; P = 4: 1 - 495 /
  * 1820 = 0.72802; P = 8: 1 - 1001 / 1820 = 0.45. Five deviations are at most 500. */
@@ -442,6 +471,7 @@ int main(void)
         cmocka_unit_test(test_many_tokens),
         cmocka_unit_test(test_peers_by_hand),
         cmocka_unit_test(test_peers_are_drawn_as_counts),
+        cmocka_unit_test(test_stages),
         cmocka_unit_test(test_peers_uniform),
         cmocka_unit_test(test_skew),
         cmocka_unit_test(test_order_per_layer),
