@@ -24,7 +24,7 @@ static const struct {
 };
 enum { SEEN_COUNT = sizeof seen / sizeof *seen };
 
-static void print_numbers(const int *number, int n, FILE *out)
+void moe_print_numbers(const int *number, int n, FILE *out)
 {
     for (int first = 0, last; first < n; first = last + 1) {
         for (last = first; last + 1 < n && number[last + 1] == number[last] + 1;) last++;
@@ -37,11 +37,11 @@ static void print_numbers(const int *number, int n, FILE *out)
 void moe_print_verdict(const struct moe_verdict *v, FILE *out)
 {
     fprintf(out, "%s C%d ranks ", moe_severity_text[v->severity], v->check_class);
-    print_numbers(v->ranks, v->n_ranks, out);
+    moe_print_numbers(v->ranks, v->n_ranks, out);
     fprintf(out, ": %s: %s", v->op, v->text);
     if (v->n_layers < 2) return;
     fprintf(out, " (so in layers ");
-    print_numbers(v->layers, v->n_layers, out);
+    moe_print_numbers(v->layers, v->n_layers, out);
     fprintf(out, ")");
 }
 
