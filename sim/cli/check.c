@@ -173,8 +173,65 @@ static int load_run(const char *path, struct moe_store **store, struct moe_captu
     return err < 0 ? moe_fail_in(path, err) : MOE_OK;
 }
 
+static int64_t tokens_of_micro(const struct moe_schedule *s)
+{
+    int64_t all = 0;
+    for (int r = 0; r < s->n_ranks; r++) all += s->role_of[r] == s->role_of[0] ? s->tokens[r] : 0;
+    return all;
+}
+
+/* Tokens of the i-th sequence of a micro-batch, 0 behind the last: a rank begins a new one. */
+static int64_t sequence_tokens(const struct moe_input *in, int64_t i)
+{
+    const struct moe_schedule *s = in->schedule;
+    const int64_t whole = in->scenario->sequence;
+    for (int r = 0; r < s->n_ranks; r++) {
+        const int64_t n = s->role_of[r] == s->role_of[0] ? (s->tokens[r] + whole - 1) / whole : 0;
+        if (i < n) return i < n - 1 ? whole : s->tokens[r] - i * whole;
+        i -= n;
+    }
+    return 0;
+}
+
+/* Batches are a function of text, seed and sequences: do two runs have the same? On how many ranks does not
+ * matter. */
+static int check_batches(const struct moe_args *args, const struct moe_input *a, const struct moe_input *b)
+{
+    const struct {
+        const char *what;
+        int64_t a, b;
+    } same[] = {{"tokens a sequence", a->scenario->sequence, b->scenario->sequence},
+                {"micro-batches a step", a->schedule->n_micro, b->schedule->n_micro},
+                {"tokens a micro-batch", tokens_of_micro(a->schedule), tokens_of_micro(b->schedule)}};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (same[i].a != same[i].b)
+            return moe_fail(MOE_EINPUT,
+                            "%s: %lld %s on %d ranks, %s has %lld on %d, expected the same batches",
+                            args->against, (long long)same[i].b, same[i].what, b->schedule->n_ranks,
+                            args->input, (long long)same[i].a, a->schedule->n_ranks);
+    for (int64_t i = 0, n = 1; n; i++) {
+        n = sequence_tokens(a, i);
+        if (n != sequence_tokens(b, i))
+            return moe_fail(
+                MOE_EINPUT, "%s: %lld tokens in sequence %lld, %s has %lld, expected the same batches",
+                args->against, (long long)sequence_tokens(b, i), (long long)i, args->input, (long long)n);
+    }
+    return MOE_OK;
+}
+
+static int check_other(const struct moe_args *args, const struct moe_input *in)
+{
+    struct moe_args its = {.input = args->against, .step = -1};
+    struct moe_input other;
+    int err = moe_input_load(&its, &other);
+    if (err >= 0) err = check_batches(args, in, &other);
+    moe_input_free(&other);
+    return err;
+}
+
 /* What a capture itself shows, and beside another one. */
-static int check_run(const struct moe_args *args, struct moe_verdicts *out, struct shown *shown)
+static int check_run(const struct moe_args *args, const struct moe_input *in, struct moe_verdicts *out,
+                     struct shown *shown)
 {
     struct moe_store *store = NULL, *other_store = NULL;
     struct moe_captured *run = NULL, *other = NULL;
@@ -191,6 +248,7 @@ static int check_run(const struct moe_args *args, struct moe_verdicts *out, stru
     if (!shown->rows || !moe_captured_rows(other))
         MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "%s: no tensors, expected a capture with --tensors",
                               shown->rows ? args->against : args->input));
+    MOE_TRY_GOTO(check_other(args, in));
     err = moe_check_against(run, other, out);
     if (err < 0) err = moe_fail_in(args->input, err);
 done:
@@ -216,7 +274,7 @@ int moe_cli_check(const struct moe_args *args)
     }
     if (err < 0) goto done;
     moe_check(in.schedule, in.routing, &verdicts);
-    MOE_TRY_GOTO(check_run(args, &verdicts, &shown));
+    MOE_TRY_GOTO(check_run(args, &in, &verdicts, &shown));
     for (int i = 0; i < verdicts.n; i++) errors += verdicts.item[i].severity == MOE_SEVERITY_ERROR;
     (args->json ? print_json : print_text)(&verdicts, errors, &in, &shown);
 done:
