@@ -110,16 +110,23 @@ json_t *moe_verdict_json(const struct moe_verdict *v)
     return out;
 }
 
+json_t *moe_verdicts_json(const struct moe_verdicts *v)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < v->n; i++) json_array_append_new(list, moe_verdict_json(&v->item[i]));
+    return list;
+}
+
 static void print_json(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in,
                        const struct shown *shown)
 {
-    json_t *list = json_array(), *proven = json_array();
-    for (int i = 0; i < verdicts->n; i++) json_array_append_new(list, moe_verdict_json(&verdicts->item[i]));
+    json_t *proven = json_array();
     for (int i = 0; i < moe_check_n_classes && !errors; i++)
         if (is_asked(moe_check_classes[i].number, in))
             json_array_append_new(proven, class_json(moe_check_classes[i].number));
-    json_t *out = json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input",
-                            moe_input_json(in), "errors", errors, "verdicts", list, "proven", proven);
+    json_t *out =
+        json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input", moe_input_json(in),
+                  "errors", errors, "verdicts", moe_verdicts_json(verdicts), "proven", proven);
     json_t *run = json_array();
     for (int i = 0; i < SEEN_COUNT && !errors; i++)
         if (is_seen(shown, i)) json_array_append_new(run, json_string(seen[i].name));
@@ -132,21 +139,26 @@ static void print_json(const struct moe_verdicts *verdicts, int errors, const st
     moe_print_json(out);
 }
 
+char *moe_first_error(const struct moe_verdicts *v)
+{
+    char *text = NULL;
+    size_t size;
+    int i = 0;
+    while (i < v->n && v->item[i].severity != MOE_SEVERITY_ERROR) i++;
+    if (i == v->n) return NULL;
+    FILE *f = open_memstream(&text, &size);
+    moe_print_verdict(&v->item[i], f);
+    fclose(f);
+    return text;
+}
+
 int moe_check_input(const struct moe_args *args, const struct moe_input *in)
 {
     struct moe_verdicts verdicts = {0};
-    int err = MOE_OK;
     moe_check(in->schedule, in->routing, &verdicts);
-    for (int i = 0; i < verdicts.n && err == MOE_OK; i++) {
-        char *text;
-        size_t size;
-        if (verdicts.item[i].severity != MOE_SEVERITY_ERROR) continue;
-        FILE *f = open_memstream(&text, &size);
-        moe_print_verdict(&verdicts.item[i], f);
-        fclose(f);
-        err = moe_fail(MOE_EVERDICT, "%s: %s (run moesim check)", args->input, text);
-        free(text);
-    }
+    char *text = moe_first_error(&verdicts);
+    int err = text ? moe_fail(MOE_EVERDICT, "%s: %s (run moesim check)", args->input, text) : MOE_OK;
+    free(text);
     moe_verdicts_free(&verdicts);
     return err;
 }
