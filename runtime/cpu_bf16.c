@@ -4,6 +4,7 @@
 #include "kernels/bf16.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static float rounded(float x)
 {
@@ -42,6 +43,7 @@ static void combine(const int64_t *d, const void *const *in, float *y)
 {
     const float *rows = in[0], *prob = in[1];
     const int32_t *expert = in[2], *slot = in[3];
+    memset(y, 0, (size_t)(d[0] * d[1]) * sizeof *y);
     for (int64_t i = 0; i < d[0] * d[2]; i++)
         for (int64_t h = 0; h < d[1] && slot[i] != -1; h++) {
             float *at = &y[i / d[2] * d[1] + h];
@@ -61,10 +63,10 @@ void moe_cpu_run_bf16(const struct moe_kernel_shape *shapes, const struct moe_la
     for (int i = 0; i < op.n_reads; i++)
         if (k->reads[i].type == MOE_TYPE_COUNT)
             wide.in[i] = in[i] = widen(launch->in[i], extent(k, &k->reads[i], launch));
+    /* With what is there, so that poison shows where the kernel writes nothing. */
     for (int i = 0; i < op.n_writes; i++)
         if (k->writes[i].type == MOE_TYPE_COUNT)
-            wide.out[i] = out[i] =
-                widen(op.writes[i].accumulate ? launch->out[i] : NULL, extent(k, &k->writes[i], launch));
+            wide.out[i] = out[i] = widen(launch->out[i], extent(k, &k->writes[i], launch));
     if (op.kernel == MOE_K_COMBINE)
         combine(wide.dims, wide.in, out[0]);
     else

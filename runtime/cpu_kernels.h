@@ -17,10 +17,10 @@ void moe_cpu_run_f32(const struct moe_launch *launch);
 void moe_cpu_run_f64(const struct moe_launch *launch);
 
 /* bfloat16, emulated: elements are bf16, all of them read as float; the float kernel computes; what it
- * writes is rounded to bf16 once, also where it adds to what is there. COMBINE alone rounds every product
- * and every sum, as frameworks do, which store them; the products of a dot product are not rounded.
- * Collectives that reduce add two ranks' elements in float and round each sum. So loss, parameters and the
- * optimizer's state are bf16 too.
+ * writes is rounded to bf16 once, also where it adds to what is there, and what it leaves stays. COMBINE
+ * alone rounds every product and every sum, as frameworks do, which store them; the products of a dot product
+ * are not rounded. Collectives that reduce add two ranks' elements in float and round each sum. So loss,
+ * parameters and the optimizer's state are bf16 too.
  *   shapes  moe_kernel_shapes()
  * Cost: copies of all operands. */
 void moe_cpu_run_bf16(const struct moe_kernel_shape *shapes, const struct moe_launch *launch);

@@ -170,7 +170,8 @@ static int resolve(struct moe_execution *x, struct slot **in, struct slot **out)
     return MOE_OK;
 }
 
-/* A slot has room for its buffer's extent: a range beyond is a fault of the schedule. */
+/* A slot has room for its buffer's extent: a range beyond is a fault of the schedule. A range of no element
+ * has its place too, since an in-place collective of others may need it, unless it says none in the slot. */
 static int locate(struct moe_execution *x, struct moe_ref ref, const struct slot *slot, struct operand *out)
 {
     const struct moe_buffer *b = &x->s->buffers[ref.buffer];
@@ -178,8 +179,9 @@ static int locate(struct moe_execution *x, struct moe_ref ref, const struct slot
     *out = (struct operand){slot->data, slot->n, !ref.n && slot->known ? slot->host : NULL};
     if (!ref.n) return MOE_OK;
     MOE_TRY(evaluate(x, "a range", ref.n, x->now.layer, 0, &out->n));
-    if (!out->n) return MOE_OK;
-    MOE_TRY(evaluate(x, "the begin of a range", ref.begin, x->now.layer, 0, &begin));
+    int err = evaluate(x, "the begin of a range", ref.begin, x->now.layer, 0, &begin);
+    if (!out->n && (err < 0 || begin > slot->n)) return MOE_OK;
+    MOE_TRY(err);
     if (begin > slot->n - out->n)
         return moe_fail(MOE_EFAILED, "%s: elements %lld to %lld of %s, which holds %lld",
                         moe_execute_label(x), (long long)begin, (long long)(begin + out->n), b->name,

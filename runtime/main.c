@@ -173,16 +173,8 @@ done:
 static int capture(struct capture *c, const struct options *o, bool *stopped)
 {
     MOE_TRY(moe_scenario_load(o->scenario, &c->scenario));
-    if (c->scenario->batches)
-        return moe_fail(MOE_EMISSING, "%s: micro_batches that differ by rank cannot be captured",
-                        o->scenario);
+    MOE_TRY(moe_scenario_check_capture(c->scenario, o->load || o->save));
     MOE_TRY(moe_lower(c->scenario, &c->s));
-    if (moe_n_stages(c->s) > 1 && (o->load || o->save))
-        return moe_fail(MOE_EMISSING, "%s: checkpoints of pipelines are not supported", o->scenario);
-    for (int i = 0; i < c->s->n_buffers && (o->load || o->save); i++)
-        if (c->s->buffers[i].role == MOE_BUF_STATE && c->s->buffers[i].where == MOE_WHERE_STAGE)
-            return moe_fail(MOE_EMISSING, "%s: checkpoints of a distributed optimizer are not supported",
-                            o->scenario);
     MOE_TRY(moe_data_load(o->data, c->scenario->sequence, &c->data));
     MOE_TRY(moe_device_cpu.open(&c->device));
     c->execute = (struct moe_execute_options){.timeout_s = (double)o->timeout_s,

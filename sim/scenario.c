@@ -381,6 +381,15 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     return d->node.counts ? read_counts(d->node.counts, sc) : MOE_OK;
 }
 
+int moe_scenario_check_capture(const struct moe_scenario *sc, bool checkpoints)
+{
+    const char *what = sc->batches                                ? "micro_batches that differ by rank"
+                       : checkpoints && sc->pipeline_parallel > 1 ? "checkpoints of pipelines"
+                       : checkpoints && sc->distributed.on        ? "checkpoints of a distributed optimizer"
+                                                                  : NULL;
+    return what ? moe_fail(MOE_EMISSING, "%s: %s cannot be captured", sc->name, what) : MOE_OK;
+}
+
 int moe_scenario_parse(const char *name, const char *text, struct moe_scenario **out)
 {
     struct draft d = {0};

@@ -181,6 +181,8 @@ struct moe_routing *moe_scenario_routing(const struct moe_scenario *sc);
 /* Does expert_parallel divide the ranks of a stage, and experts; and the stages ranks and layers; and are the
  * sizes that follow those that are expected? Errors: MOE_ELAYOUT, without file and line. */
 int moe_scenario_check_layout(const struct moe_scenario *sc);
+/* Can capture run it, and save or load its parameters where `checkpoints`? Errors: MOE_EMISSING. */
+int moe_scenario_check_capture(const struct moe_scenario *sc, bool checkpoints);
 /* Sets the sizes of the model to those of a preset. Errors: MOE_EINPUT for an unknown name, with the nearest
  * one, without file and line. Source: presets.c. */
 int moe_scenario_preset(struct moe_scenario *sc, const char *name);

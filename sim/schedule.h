@@ -274,7 +274,7 @@ struct moe_ref {
     int shift;       /* slot = layer + shift, where the buffer has more than one slot */
     int micro;       /* the slots of another micro-batch, so many away */
     bool accumulate; /* writes: adds to what is there instead of replacing it */
-    int begin, n;    /* expressions: n elements from `begin` on; n 0: all. Of no element begin says nothing */
+    int begin, n; /* expressions: n elements from `begin` on; n 0: all. Of no element begin may be anything */
 };
 
 enum { MOE_REFS = 6, MOE_DIMS = 6 };

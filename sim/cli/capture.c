@@ -86,6 +86,7 @@ static int check_scenario(const struct moe_args *args, int *ranks, int64_t *sequ
     if (args->ranks && args->ranks != *ranks)
         MOE_TRY_GOTO(
             moe_fail(MOE_EUSAGE, "-n %lld: %s has %d ranks", (long long)args->ranks, args->input, *ranks));
+    MOE_TRY_GOTO(moe_scenario_check_capture(in.scenario, args->save || args->load));
     if (!args->unchecked) err = moe_check_input(args, &in);
 done:
     moe_input_free(&in);
@@ -104,6 +105,50 @@ static int check_files(const struct moe_args *args, int ranks, int64_t sequence)
     if (!args->load) return MOE_OK;
     snprintf(checkpoint, sizeof checkpoint, "%s.ckpt0", args->load);
     return check_readable(checkpoint);
+}
+
+/* What ranks said of their ends, each text once. */
+struct said {
+    char *text;
+    int n, cap, *rank; /* rising */
+};
+struct heard {
+    int n, cap;
+    struct said *said;
+};
+
+/* Ranks refuse the same thing in the same words: those are kept, others are passed on. */
+static void hear(void *ctx, char *line)
+{
+    struct heard *h = ctx;
+    int rank, at = 0, i = 0;
+    if (sscanf(line, "moesim-capture: rank %d: %n", &rank, &at) < 1 || !at) {
+        fprintf(stderr, "%s\n", line);
+        return;
+    }
+    while (i < h->n && strcmp(h->said[i].text, line + at) != 0) i++;
+    if (i == h->n) {
+        h->said = moe_grow(h->said, &h->cap, ++h->n, sizeof *h->said);
+        h->said[i] = (struct said){.text = strdup(line + at)};
+    }
+    struct said *s = &h->said[i];
+    s->rank = moe_grow(s->rank, &s->cap, s->n + 1, sizeof *s->rank);
+    int place = s->n++;
+    for (; place > 0 && s->rank[place - 1] > rank; place--) s->rank[place] = s->rank[place - 1];
+    s->rank[place] = rank;
+}
+
+static void repeat(struct heard *h)
+{
+    for (int i = 0; i < h->n; i++) {
+        struct said *s = &h->said[i];
+        fprintf(stderr, "moesim-capture: rank%s ", s->n == 1 ? "" : "s");
+        moe_print_numbers(s->rank, s->n, stderr);
+        fprintf(stderr, ": %s\n", s->text);
+        free(s->text);
+        free(s->rank);
+    }
+    free(h->said);
 }
 
 /* Result: that of moe_program_run. */
@@ -129,9 +174,12 @@ static int run_ranks(const struct moe_args *args, int64_t ranks)
     if (args->tensors) argv[n++] = *args->tensors ? "--tensors=values" : "--tensors";
     if (args->poison) argv[n++] = "--poison";
     if (args->no_agreement) argv[n++] = "--no-agreement";
-    if (ranks == 1) return moe_program_run(argv + 3, "moesim", NULL);
-    set_environment(ranks);
-    return moe_program_run(argv, "openmpi-bin", NULL);
+    struct heard heard = {0};
+    const bool alone = ranks == 1;
+    if (!alone) set_environment(ranks);
+    int code = moe_program_run(alone ? argv + 3 : argv, alone ? "moesim" : "openmpi-bin", NULL, hear, &heard);
+    repeat(&heard);
+    return code;
 }
 
 static void remove_parts(const char *output, int ranks)

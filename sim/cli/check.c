@@ -25,7 +25,7 @@ static const struct {
 };
 enum { SEEN_COUNT = sizeof seen / sizeof *seen };
 
-static void print_numbers(const int *number, int n, FILE *out)
+void moe_print_numbers(const int *number, int n, FILE *out)
 {
     for (int first = 0, last; first < n; first = last + 1) {
         for (last = first; last + 1 < n && number[last + 1] == number[last] + 1;) last++;
@@ -38,11 +38,11 @@ static void print_numbers(const int *number, int n, FILE *out)
 void moe_print_verdict(const struct moe_verdict *v, FILE *out)
 {
     fprintf(out, "%s C%d ranks ", moe_severity_text[v->severity], v->check_class);
-    print_numbers(v->ranks, v->n_ranks, out);
+    moe_print_numbers(v->ranks, v->n_ranks, out);
     fprintf(out, ": %s: %s", v->op, v->text);
     if (v->n_layers < 2) return;
     fprintf(out, " (so in layers ");
-    print_numbers(v->layers, v->n_layers, out);
+    moe_print_numbers(v->layers, v->n_layers, out);
     fprintf(out, ")");
 }
 
@@ -111,16 +111,23 @@ json_t *moe_verdict_json(const struct moe_verdict *v)
     return out;
 }
 
+json_t *moe_verdicts_json(const struct moe_verdicts *v)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < v->n; i++) json_array_append_new(list, moe_verdict_json(&v->item[i]));
+    return list;
+}
+
 static void print_json(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in,
                        const struct shown *shown)
 {
-    json_t *list = json_array(), *proven = json_array();
-    for (int i = 0; i < verdicts->n; i++) json_array_append_new(list, moe_verdict_json(&verdicts->item[i]));
+    json_t *proven = json_array();
     for (int i = 0; i < moe_check_n_classes && !errors; i++)
         if (is_asked(moe_check_classes[i].number, in))
             json_array_append_new(proven, class_json(moe_check_classes[i].number));
-    json_t *out = json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input",
-                            moe_input_json(in), "errors", errors, "verdicts", list, "proven", proven);
+    json_t *out =
+        json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input", moe_input_json(in),
+                  "errors", errors, "verdicts", moe_verdicts_json(verdicts), "proven", proven);
     json_t *run = json_array();
     for (int i = 0; i < SEEN_COUNT && !errors; i++)
         if (is_seen(shown, i)) json_array_append_new(run, json_string(seen[i].name));
@@ -133,21 +140,26 @@ static void print_json(const struct moe_verdicts *verdicts, int errors, const st
     moe_print_json(out);
 }
 
+char *moe_first_error(const struct moe_verdicts *v)
+{
+    char *text = NULL;
+    size_t size;
+    int i = 0;
+    while (i < v->n && v->item[i].severity != MOE_SEVERITY_ERROR) i++;
+    if (i == v->n) return NULL;
+    FILE *f = open_memstream(&text, &size);
+    moe_print_verdict(&v->item[i], f);
+    fclose(f);
+    return text;
+}
+
 int moe_check_input(const struct moe_args *args, const struct moe_input *in)
 {
     struct moe_verdicts verdicts = {0};
-    int err = MOE_OK;
     moe_check(in->schedule, in->routing, &verdicts);
-    for (int i = 0; i < verdicts.n && err == MOE_OK; i++) {
-        char *text;
-        size_t size;
-        if (verdicts.item[i].severity != MOE_SEVERITY_ERROR) continue;
-        FILE *f = open_memstream(&text, &size);
-        moe_print_verdict(&verdicts.item[i], f);
-        fclose(f);
-        err = moe_fail(MOE_EVERDICT, "%s: %s (run moesim check)", args->input, text);
-        free(text);
-    }
+    char *text = moe_first_error(&verdicts);
+    int err = text ? moe_fail(MOE_EVERDICT, "%s: %s (run moesim check)", args->input, text) : MOE_OK;
+    free(text);
     moe_verdicts_free(&verdicts);
     return err;
 }
@@ -174,8 +186,65 @@ static int load_run(const char *path, struct moe_store **store, struct moe_captu
     return err < 0 ? moe_fail_in(path, err) : MOE_OK;
 }
 
+static int64_t tokens_of_micro(const struct moe_schedule *s)
+{
+    int64_t all = 0;
+    for (int r = 0; r < s->n_ranks; r++) all += s->role_of[r] == s->role_of[0] ? s->tokens[r] : 0;
+    return all;
+}
+
+/* Tokens of the i-th sequence of a micro-batch, 0 behind the last: a rank begins a new one. */
+static int64_t sequence_tokens(const struct moe_input *in, int64_t i)
+{
+    const struct moe_schedule *s = in->schedule;
+    const int64_t whole = in->scenario->sequence;
+    for (int r = 0; r < s->n_ranks; r++) {
+        const int64_t n = s->role_of[r] == s->role_of[0] ? (s->tokens[r] + whole - 1) / whole : 0;
+        if (i < n) return i < n - 1 ? whole : s->tokens[r] - i * whole;
+        i -= n;
+    }
+    return 0;
+}
+
+/* Batches are a function of text, seed and sequences: do two runs have the same? On how many ranks does not
+ * matter. */
+static int check_batches(const struct moe_args *args, const struct moe_input *a, const struct moe_input *b)
+{
+    const struct {
+        const char *what;
+        int64_t a, b;
+    } same[] = {{"tokens a sequence", a->scenario->sequence, b->scenario->sequence},
+                {"micro-batches a step", a->schedule->n_micro, b->schedule->n_micro},
+                {"tokens a micro-batch", tokens_of_micro(a->schedule), tokens_of_micro(b->schedule)}};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (same[i].a != same[i].b)
+            return moe_fail(MOE_EINPUT,
+                            "%s: %lld %s on %d ranks, %s has %lld on %d, expected the same batches",
+                            args->against, (long long)same[i].b, same[i].what, b->schedule->n_ranks,
+                            args->input, (long long)same[i].a, a->schedule->n_ranks);
+    for (int64_t i = 0, n = 1; n; i++) {
+        n = sequence_tokens(a, i);
+        if (n != sequence_tokens(b, i))
+            return moe_fail(
+                MOE_EINPUT, "%s: %lld tokens in sequence %lld, %s has %lld, expected the same batches",
+                args->against, (long long)sequence_tokens(b, i), (long long)i, args->input, (long long)n);
+    }
+    return MOE_OK;
+}
+
+static int check_other(const struct moe_args *args, const struct moe_input *in)
+{
+    struct moe_args its = {.input = args->against, .step = -1};
+    struct moe_input other;
+    int err = moe_input_load(&its, &other);
+    if (err >= 0) err = check_batches(args, in, &other);
+    moe_input_free(&other);
+    return err;
+}
+
 /* What a capture itself shows, and beside another one. */
-static int check_run(const struct moe_args *args, struct moe_verdicts *out, struct shown *shown)
+static int check_run(const struct moe_args *args, const struct moe_input *in, struct moe_verdicts *out,
+                     struct shown *shown)
 {
     struct moe_store *store = NULL, *other_store = NULL;
     struct moe_captured *run = NULL, *other = NULL;
@@ -192,6 +261,7 @@ static int check_run(const struct moe_args *args, struct moe_verdicts *out, stru
     if (!shown->rows || !moe_captured_rows(other))
         MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "%s: no tensors, expected a capture with --tensors",
                               shown->rows ? args->against : args->input));
+    MOE_TRY_GOTO(check_other(args, in));
     err = moe_check_against(run, other, out);
     if (err < 0) err = moe_fail_in(args->input, err);
 done:
@@ -234,7 +304,7 @@ int moe_cli_check(const struct moe_args *args)
     }
     if (err < 0) goto done;
     check_input(&in, &verdicts);
-    MOE_TRY_GOTO(check_run(args, &verdicts, &shown));
+    MOE_TRY_GOTO(check_run(args, &in, &verdicts, &shown));
     for (int i = 0; i < verdicts.n; i++) errors += verdicts.item[i].severity == MOE_SEVERITY_ERROR;
     (args->json ? print_json : print_text)(&verdicts, errors, &in, &shown);
 done:

@@ -80,8 +80,13 @@ void moe_result_json(const struct moe_sim_result *r, json_t *object);
 /* ---- check.c ---- */
 
 struct moe_verdict;
+struct moe_verdicts;
+void moe_print_numbers(const int *number, int n, FILE *out);    /* rising: "0-3,7" */
 void moe_print_verdict(const struct moe_verdict *v, FILE *out); /* without the end of the line */
 json_t *moe_verdict_json(const struct moe_verdict *v);
+json_t *moe_verdicts_json(const struct moe_verdicts *v); /* a list */
+/* The first error, as moe_print_verdict writes it, to be freed; NULL: there is none. */
+char *moe_first_error(const struct moe_verdicts *v);
 /* What check proves, a line each: what it was asked, or all without an input. */
 void moe_print_classes(const struct moe_input *in);
 int moe_check_stress(const struct moe_args *args); /* stress.c */
@@ -118,11 +123,13 @@ int moe_check_replaceable(const char *path);
 
 /* The path of a program beside this one, or its name when there is none. */
 const char *moe_program_beside(const char *name, char out[PATH_MAX]);
-/* Runs argv (NULL-ended) in dir (NULL: here), without standard input, its output on standard error. SIGINT,
- * SIGTERM and SIGHUP reach it as SIGTERM.
+/* Runs argv (NULL-ended) in dir (NULL: here), without standard input, its output on standard error, or each
+ * line of it, without its end, given to hear(ctx, line). SIGINT, SIGTERM and SIGHUP reach it as SIGTERM, and
+ * so does the end of this process, also when that is killed.
  * Result: its exit code; 128 + the signal that killed it; MOE_EXIT_INTERRUPTED when one was passed on.
  * Errors: MOE_EMISSING when there is no such program, naming its Debian package. */
-int moe_program_run(const char *const argv[], const char *package, const char *dir);
+int moe_program_run(const char *const argv[], const char *package, const char *dir,
+                    void (*hear)(void *ctx, char *line), void *ctx);
 int moe_program_gnuplot(const char *script, const char *dir); /* MOE_OK, or an error */
 
 #endif

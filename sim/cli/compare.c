@@ -77,6 +77,7 @@ static json_t *variant_json(const struct moe_grid *g, const struct moe_variant *
     json_t *item = json_object();
     for (int key = 0; key < MOE_VARY_COUNT; key++)
         json_object_set_new(item, moe_vary[key].column, moe_json_text(v->value[key]));
+    json_object_set_new(item, "verdicts", moe_verdicts_json(moe_variant_verdicts(g, v)));
     if (v->err < 0) {
         json_object_set_new(item, "error", moe_json_text(v->error));
         return item;
@@ -101,8 +102,9 @@ static void print_json(const struct moe_grid *g, const struct moe_input *in)
         for (int t = 0; t < TERMS; t++) json_object_set_new(item, term_key(t), json_real(loss.term_us[t]));
         json_array_append_new(why, item);
     }
-    moe_print_json(json_pack("{s:s, s:o, s:o, s:i, s:o}", "schema", "moesim.compare/3", "input",
-                             moe_input_json(in), "results", results, "best", g->rank[0], "why", why));
+    moe_print_json(json_pack("{s:s, s:o, s:o, s:o, s:o}", "schema", "moesim.compare/3", "input",
+                             moe_input_json(in), "results", results, "best",
+                             g->n_ok ? json_integer(g->rank[0]) : json_null(), "why", why));
 }
 
 /* ---- text ---- */
@@ -115,13 +117,13 @@ static bool varies(const struct moe_grid *g, int key)
 }
 
 /* "dgx_h100 with alltoall", and the other keys where they vary. */
-static void print_name(const struct moe_grid *g, const struct moe_variant *v)
+static void print_name(const struct moe_grid *g, const struct moe_variant *v, FILE *out)
 {
-    printf("%s with %s", v->value[MOE_VARY_TOPOLOGY], v->value[MOE_VARY_DISPATCHER]);
+    fprintf(out, "%s with %s", v->value[MOE_VARY_TOPOLOGY], v->value[MOE_VARY_DISPATCHER]);
     for (int key = MOE_VARY_CAPACITY; key < MOE_VARY_COUNT; key++)
         if (varies(g, key))
-            printf(", %s%s%s", key == MOE_VARY_ORDER ? "" : moe_vary[key].column,
-                   key == MOE_VARY_ORDER ? "" : " ", v->value[key]);
+            fprintf(out, ", %s%s%s", key == MOE_VARY_ORDER ? "" : moe_vary[key].column,
+                    key == MOE_VARY_ORDER ? "" : " ", v->value[key]);
 }
 
 /* Only what varies, and times: the rest is in the JSON. Columns that are empty throughout are left out. */
@@ -177,7 +179,7 @@ static void print_why(const struct moe_grid *g, const char *what, const struct m
 {
     struct loss loss = loss_of(v, ranked(g, 0));
     printf("%s: ", what);
-    print_name(g, v);
+    print_name(g, v, stdout);
     if (fabs(loss.us) < NOTHING_US) {
         puts(" is as fast");
         return;
@@ -208,14 +210,34 @@ static void print_text(const struct moe_grid *g, const struct moe_input *in)
     for (int i = 0; i < g->n; i++) {
         if (g->variants[i].err == MOE_OK) continue;
         printf("\nno result: ");
-        print_name(g, &g->variants[i]);
+        print_name(g, &g->variants[i], stdout);
         printf(": %s", g->variants[i].error);
     }
     printf("%s\nbest: ", g->n_ok < g->n ? "\n" : "");
-    print_name(g, ranked(g, 0));
+    print_name(g, ranked(g, 0), stdout);
     print_time(": ", moe_step_us(&ranked(g, 0)->r), false);
     printf(" a step, %lld kept tokens/s\n", (long long)kept_per_s(ranked(g, 0)));
     for (int i = 0; i < n; i++) print_why(g, what[i], ranked(g, place[i]));
+}
+
+/* One line of the first wrong variant that has a result, the best first. */
+static void warn(const struct moe_grid *g, const char *input)
+{
+    char *first = NULL;
+    int n_wrong = 0, at = 0;
+    for (int i = 0; i < g->n_ok; i++) {
+        char *text = moe_first_error(moe_variant_verdicts(g, ranked(g, i)));
+        n_wrong += text != NULL;
+        if (text && !first)
+            first = text, at = i;
+        else
+            free(text);
+    }
+    if (!first) return;
+    fprintf(stderr, "moesim compare: warning: %s: %d of %d variants are wrong, ", input, n_wrong, g->n_ok);
+    print_name(g, ranked(g, at), stderr);
+    fprintf(stderr, ": %s (run moesim check)\n", first);
+    free(first);
 }
 
 /* ---- results ---- */
@@ -282,12 +304,15 @@ int moe_cli_compare(const struct moe_args *args)
     MOE_TRY_GOTO(moe_input_load(args, &in));
     MOE_TRY_GOTO(moe_grid_make(&g, args, &in));
     if (args->output) MOE_TRY_GOTO(check_rules(&g));
-    MOE_TRY_GOTO(moe_grid_run(&g, &in, args->threads));
+    err = moe_grid_run(&g, &in, args->threads);
+    if (err == MOE_EVERDICT && args->json) print_json(&g, &in);
+    MOE_TRY_GOTO(err);
     if (args->output) MOE_TRY_GOTO(write_results(args->output, &g, &in));
     if (args->json)
         print_json(&g, &in);
     else
         print_text(&g, &in);
+    warn(&g, args->input);
 done:
     moe_grid_free(&g);
     moe_input_free(&in);

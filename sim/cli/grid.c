@@ -152,6 +152,7 @@ void moe_grid_free(struct moe_grid *g)
 {
     for (int i = 0; g->variants && i < g->n; i++) {
         moe_sim_free(&g->variants[i].r);
+        moe_verdicts_free(&g->variants[i].verdicts);
         free(g->variants[i].error);
     }
     for (int key = 0; key < MOE_VARY_COUNT; key++) {
@@ -164,7 +165,18 @@ void moe_grid_free(struct moe_grid *g)
 
 /* ---- run ---- */
 
-static int run_variant(struct moe_variant *v, const struct moe_input *in)
+/* Variants of one topology: that key varies slowest. */
+static int per_topology(const struct moe_grid *g)
+{
+    return g->n / g->n_values[MOE_VARY_TOPOLOGY];
+}
+
+const struct moe_verdicts *moe_variant_verdicts(const struct moe_grid *g, const struct moe_variant *v)
+{
+    return &g->variants[(v - g->variants) % per_topology(g)].verdicts;
+}
+
+static int run_variant(const struct moe_grid *g, struct moe_variant *v, const struct moe_input *in)
 {
     struct moe_schedule *s;
     MOE_TRY(moe_scenario_check_layout(&v->sc));
@@ -172,6 +184,7 @@ static int run_variant(struct moe_variant *v, const struct moe_input *in)
     v->kept = moe_values_kept(s, in->routing);
     v->kept_tokens = (double)in->tokens;
     if (v->kept.chosen) v->kept_tokens *= 1 - (double)v->kept.dropped / (double)v->kept.chosen;
+    if (v - g->variants < per_topology(g)) moe_check(s, in->routing, &v->verdicts);
     int err = moe_predict(s, in->routing, v->value[MOE_VARY_TOPOLOGY], &v->r);
     moe_schedule_free(s);
     return err;
@@ -188,7 +201,7 @@ static void *run_some(void *arg)
     struct work *w = arg;
     for (int i; (i = atomic_fetch_add(&w->next, 1)) < w->g->n;) {
         struct moe_variant *v = &w->g->variants[i];
-        v->err = run_variant(v, w->in);
+        v->err = run_variant(w->g, v, w->in);
         if (v->err < 0) v->error = strdup(moe_error());
     }
     return NULL;

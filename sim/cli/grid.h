@@ -2,6 +2,7 @@
 #ifndef MOE_CLI_GRID_H
 #define MOE_CLI_GRID_H
 
+#include "sim/check/check.h"
 #include "sim/cli/cli.h"
 #include "sim/values.h"
 
@@ -29,7 +30,8 @@ struct moe_variant {
     char *error;
     struct moe_sim_result r;
     struct moe_kept kept;
-    double kept_tokens; /* of the step: the tokens, less 1 / top_k for each row that was dropped */
+    struct moe_verdicts verdicts; /* of its schedule; moe_variant_verdicts */
+    double kept_tokens;           /* of the step: the tokens, less 1 / top_k for each row that was dropped */
 };
 
 struct moe_grid {
@@ -49,6 +51,9 @@ int moe_grid_make(struct moe_grid *g, const struct moe_args *args, const struct 
  * n_threads. Errors: when no variant has a result, that of the first. */
 int moe_grid_run(struct moe_grid *g, const struct moe_input *in, int64_t n_threads);
 void moe_grid_free(struct moe_grid *g);
+
+/* What check says of a variant: the same on every topology, so it is asked for the first one. */
+const struct moe_verdicts *moe_variant_verdicts(const struct moe_grid *g, const struct moe_variant *v);
 
 /* us a kept token; the number by which variants are ranked. */
 double moe_variant_cost_us(const struct moe_variant *v);

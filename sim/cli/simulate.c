@@ -1,4 +1,5 @@
 /* simulate.c - moesim simulate: the time of a step, and where it goes. */
+#include "sim/check/check.h"
 #include "sim/cli/cli.h"
 #include "sim/values.h"
 
@@ -66,10 +67,18 @@ static json_t *operations_json(const struct moe_sim_row *rows, int n)
     return list;
 }
 
-static void print_json(const struct moe_sim_result *r, const struct moe_input *in)
+/* A step that does not end has verdicts and no times. */
+static void print_json(const struct moe_sim_result *r, const struct moe_input *in,
+                       const struct moe_verdicts *verdicts, bool ends)
 {
-    json_t *root = json_pack("{s:s, s:o, s:o}", "schema", "moesim.simulate/1", "input", moe_input_json(in),
-                             "topology", moe_json_text(in->topology));
+    json_t *root =
+        json_pack("{s:s, s:o, s:o, s:o}", "schema", "moesim.simulate/1", "input", moe_input_json(in),
+                  "topology", moe_json_text(in->topology), "verdicts", moe_verdicts_json(verdicts));
+    if (!ends) {
+        json_object_set_new(root, "error", moe_json_text(moe_error()));
+        moe_print_json(root);
+        return;
+    }
     moe_result_json(r, root);
     json_object_set_new(root, "collectives_us", json_real(r->comm_us));
     json_object_set_new(root, "events", json_integer(r->events));
@@ -126,14 +135,20 @@ int moe_cli_simulate(const struct moe_args *args)
 {
     struct moe_input in;
     struct moe_sim_result r = {0};
+    struct moe_verdicts verdicts = {0};
+    char *wrong = NULL;
     int err;
     MOE_TRY_GOTO(moe_input_load(args, &in));
-    MOE_TRY_GOTO(moe_predict(in.schedule, in.routing, in.topology, &r));
-    if (args->json)
-        print_json(&r, &in);
-    else
-        print_text(&r, &in);
+    moe_check(in.schedule, in.routing, &verdicts);
+    err = moe_predict(in.schedule, in.routing, in.topology, &r);
+    if (args->json && (err >= 0 || err == MOE_EVERDICT)) print_json(&r, &in, &verdicts, err >= 0);
+    if (err < 0) goto done;
+    if (!args->json) print_text(&r, &in);
+    wrong = moe_first_error(&verdicts);
+    if (wrong) fprintf(stderr, "moesim simulate: warning: %s: %s (run moesim check)\n", args->input, wrong);
 done:
+    free(wrong);
+    moe_verdicts_free(&verdicts);
     moe_sim_free(&r);
     moe_input_free(&in);
     return err;

@@ -113,6 +113,17 @@ for rank in 0 1; do
         fail "a file of another capture changed: $(echo four.db*)"
     rm four.db.rank$rank
 done
+# What all ranks refuse is said once. A rank may end before it says it, as another ends the job.
+said_once() # TEXT
+{
+    { [ "$(wc -l < err)" -eq 2 ] && grep -q "^moesim-capture: ranks\{0,1\} [01-]*: $1" err; } ||
+        fail "not said once: $(cat err)"
+}
+failed 3 '.* failed (exit code 3); odd.db is as it was' two.yaml --data "$small" -o odd.db --load wrong
+said_once 'wrong.ckpt0: '
+failed 5 '.* failed (exit code 5); odd.db is as it was' "$source_dir/tests/cases/drop_tokens/variant_d.yaml" \
+    --data "$small" -o odd.db --timeout 5 --unchecked
+said_once 'layer 0 forward dispatch: rank 0 sends'
 # One that fails later keeps what all ranks recorded.
 sed 's/rate: .*/rate: 1e6/' two.yaml > rise.yaml
 failed 1 '.* failed (exit code 1); rise.db holds what all ranks recorded' rise.yaml --data "$small" -o rise.db
@@ -167,6 +178,20 @@ failed 5 '.* failed (exit code 5); odd.db is as it was' two.yaml --data "$small"
 grep -q -e ' --no-agreement$' asked || fail "not passed on: $(cat asked)"
 failed 5 '.* failed (exit code 5); odd.db is as it was' two.yaml --data "$small" -o odd.db
 grep -q -e --no-agreement asked && fail "passed on unasked: $(cat asked)"
+# What no capture can do is refused before ranks start.
+rm asked
+sed 's/ranks: 2/ranks: 2, pipeline_parallel: 2, micro_batches: 2/' two.yaml > stages.yaml
+sed '$a distributed_optimizer: {}' two.yaml > owned.yaml
+sed 's/ranks: 2/ranks: 2, micro_batches: [2, 1]/' two.yaml > batches.yaml
+for option in --save --load; do
+    expect 4 'stages.yaml: checkpoints of pipelines cannot be captured$' \
+        capture stages.yaml --data "$small" -o odd.db $option half
+    expect 4 'owned.yaml: checkpoints of a distributed optimizer cannot be captured$' \
+        capture owned.yaml --data "$small" -o odd.db $option half
+done
+expect 4 'batches.yaml: micro_batches that differ by rank cannot be captured$' \
+    capture batches.yaml --data "$small" -o odd.db
+[ ! -e asked ] || fail "mpirun was started: $(cat asked)"
 PATH=$rich
 
 # interrupt SCENARIO RANK...: ends it once these ranks have committed steps; what they did is kept.

@@ -96,6 +96,23 @@ expect 0 "$said" check copies.db --against base.db
 "$moesim" check padded.db --against base.db > out
 [ $? -eq 5 ] && grep -q '^error C9 .*step 0 gradient of last_gain: the first that differs, by up to' out ||
     fail "dropped rows: $(cat out)"
+# Runs of other batches are no runs to compare; on other ranks the same batches are.
+other_batches() # NAME SED_EXPRESSION WHAT
+{
+    sed "$2" "$small" > $1.yaml
+    expect 0 . capture $1.yaml --data "$small" -o $1.db --steps 1 --tensors
+    expect 3 "^moesim check: $1.db: $3, expected the same batches\$" check base.db --against $1.db
+}
+alone='s/ranks: 4, expert_parallel: 4/ranks: 2, expert_parallel: 2/'
+other_batches fewer "$alone" '64 tokens a micro-batch on 2 ranks, base.db has 128 on 4'
+other_batches short 's/sequence: 16/sequence: 8/' '8 tokens a sequence on 4 ranks, base.db has 16 on 4'
+other_batches twice 's/ranks: 4,/ranks: 4, micro_batches: 2,/' \
+    '2 micro-batches a step on 4 ranks, base.db has 1 on 4'
+other_batches uneven 's/tokens_per_rank: .*/tokens_per_rank: [40, 24, 32, 32]/' \
+    '8 tokens in sequence 2, base.db has 16'
+sed "$alone; s/tokens_per_rank: .*/tokens_per_rank: [96, 32]/" "$small" > wide.yaml
+run wide wide.yaml --steps 3
+expect 0 "$said" check wide.db --against base.db
 
 # Text of one letter sends every token to the same experts: 2 of 8 have rows, and the gradients of 6 are zero,
 # w1 and w2 in each layer.

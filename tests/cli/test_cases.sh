@@ -60,6 +60,36 @@ grep -q '^tokens_per_rank: \[1, 1\]' out || fail "stress of what is always wrong
 sed 's/gradient_sync.*clip/dispatcher: deepep, clip/' flow.yaml > deepep.yaml
 expect 3 'stress says routings by counts: .* which dispatcher deepep needs' check --stress deepep.yaml
 expect 2 'expected a scenario' check --stress "${variant}_c.yaml" --step 3
+# A step with wrong gradients has a time; that it is wrong is said beside it, in one line.
+for file in "${right%/*}"/*.yaml "$source_dir"/tests/cases/tied_embedding/*.yaml; do
+    for command in 'simulate --topology dgx_h100' 'compare --vary topology=dgx_h100,pcie_box'; do
+        cases=$((cases + 1))
+        # shellcheck disable=SC2086 # words
+        "$moesim" $command "$file" --json > out 2> err
+        code=$?
+        class=$(sed -n 's/^moesim [a-z]*: warning: .*: error \(C[0-9]*\) ranks .* (run moesim check)$/\1/p' \
+            err)
+        [ $code -eq 0 ] || fail "$command $file: exit code $code"
+        if [ -s "$file.expected" ]; then
+            { [ "$(wc -l < err)" -eq 1 ] && grep -q "^$class$" "$file.expected" &&
+                grep -q "\"class\": \"$class\"" out && ! grep -q ': [013-9] of' err; } ||
+                fail "$command $file: not said: $(cat err)"
+        else
+            { [ ! -s err ] && grep -q '"verdicts": \[\]' out; } || fail "$command $file: $(cat err)"
+        fi
+    done
+done
+# One that does not end has none; its verdicts and the reason are in the JSON.
+for command in 'simulate --topology dgx_h100' 'compare --vary topology=dgx_h100'; do
+    cases=$((cases + 1))
+    # shellcheck disable=SC2086
+    "$moesim" $command "${variant}_a.yaml" --json > out 2> err
+    code=$?
+    said='"error": "dgx_h100: layer 0 forward dispatch: rank 0 sends 64 elements, rank 1 expects 48'
+    { [ $code -eq 5 ] && [ "$(wc -l < err)" -eq 1 ] && [ "$(value class)" = C1 ] &&
+        ! grep -q step_us out && grep -q "$said" out; } ||
+        fail "$command: exit code $code, $(cat err out)"
+done
 set -- --topology dgx_h100
 expect 5 'rank 0 sends 64 elements, rank 1 expects 48' simulate "${variant}_a.yaml" "$@"
 expect 0 'capacity: 0.0 % of the rows dropped, 357.1 % padded' simulate "${variant}_c.yaml" "$@"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Captures that are killed at a random millisecond: a rank, mpirun, or moesim with its mpirun. After the merge
-# every step that all ranks committed is there, and no other counts as complete.
+# Captures that are killed at a random millisecond: a rank, mpirun, or moesim, which mpirun and ranks do not
+# outlive. After the merge every step that all ranks committed is there, and no other counts as complete.
 # Usage: test_kills.sh MOESIM [KILLS] [SEED]
 . "$(dirname "$0")/lib.sh"
 command -v mpirun > /dev/null || { echo 'skip: no mpirun' && exit 77; }
@@ -55,7 +55,7 @@ kill_one()
     case $victim in # without ranks there is a wrong exit code, or no trace
     rank) set -- $ranks && shift $((ms % 4)) && kill -9 "$1" ;;
     mpirun) kill -9 $launcher ;;
-    moesim) kill -9 $pid $launcher ;;
+    moesim) kill -9 $pid && ranks="$launcher $ranks" ;;
     esac
     # shellcheck disable=SC2086
     wait_gone $ranks

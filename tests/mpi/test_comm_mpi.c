@@ -3,6 +3,7 @@
 #include "kernels/bf16.h"
 #include "runtime/agree.h"
 
+#include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,40 @@ static void report(int line, const char *what)
     fprintf(stderr, "test_comm_mpi.c:%d: rank %d: not so: %s (last error: %s)\n", line, world->rank, what,
             moe_error());
     failures++;
+}
+
+/* MPI forbids a buffer to lie in another, also where a library takes it: these stand before its functions. */
+static void must_be_apart(const void *a, size_t n, const void *b, size_t m)
+{
+    const char *x = a, *y = b;
+    expect(!n || !m || x + n <= y || y + m <= x);
+}
+
+/* What parts for all ranks hold together. */
+static size_t bytes_of(const int *counts, MPI_Datatype type)
+{
+    int size, n = 0;
+    MPI_Type_size(type, &size);
+    for (int p = 0; p < RANKS; p++) n += counts[p];
+    return (size_t)n * (size_t)size;
+}
+
+int MPI_Ireduce_scatter(const void *in, void *out, const int counts[], MPI_Datatype type, MPI_Op op,
+                        MPI_Comm comm, MPI_Request *request)
+{
+    int size;
+    MPI_Type_size(type, &size);
+    must_be_apart(in, bytes_of(counts, type), out, (size_t)counts[world->rank] * (size_t)size);
+    return PMPI_Ireduce_scatter(in, out, counts, type, op, comm, request);
+}
+
+int MPI_Iallgatherv(const void *in, int n, MPI_Datatype type, void *out, const int counts[], const int at[],
+                    MPI_Datatype out_type, MPI_Comm comm, MPI_Request *request)
+{
+    int size;
+    MPI_Type_size(type, &size);
+    if (in != MPI_IN_PLACE) must_be_apart(in, (size_t)n * (size_t)size, out, bytes_of(counts, out_type));
+    return PMPI_Iallgatherv(in, n, type, out, counts, at, out_type, comm, request);
 }
 
 static int run(struct moe_communicator *c, const struct moe_op *op, const void *in, void *out,
@@ -115,6 +150,46 @@ static void check_reducescatter(void)
     expect(run(world, &op, in, out, send, &recv) == MOE_OK);
     for (int64_t i = 0; i < recv; i++) expect(out[i] == 6000 + 4 * (first + i));
     expect(out[recv] == -1 && in[5] == 1000 * world->rank + 5);
+}
+
+/* Element i of rank r, as in check_reducescatter; of RANKS: of the sum. In bf16 all are exact, too. */
+static int64_t element(int r, int64_t i)
+{
+    return r == RANKS ? 6000 + 4 * i : 1000 * r + i;
+}
+
+static moe_bf16 element_bf16(int r, int64_t i)
+{
+    return moe_bf16_from_float((float)(r == RANKS ? 6 + 4 * i : r + i));
+}
+
+/* Rank p's sum goes where its part of what it sends lies, beside which nothing changes; then its part is
+ * gathered from where it arrives. */
+#define CHECK_IN_PLACE(type_name, moe_type_id, value, parts)                                                 \
+    do {                                                                                                     \
+        const struct moe_op scatter = {.collective = MOE_REDUCESCATTER, .type = moe_type_id},                \
+                            gather = {.collective = MOE_ALLGATHER, .type = moe_type_id};                     \
+        const int64_t own = (parts)[world->rank];                                                            \
+        int64_t first = 0;                                                                                   \
+        type_name all[6];                                                                                    \
+        for (int p = 0; p < world->rank; p++) first += (parts)[p];                                           \
+        for (int i = 0; i < 6; i++) all[i] = (type_name)value(world->rank, i);                               \
+        expect(run(world, &scatter, all, all + first, parts, &own) == MOE_OK);                               \
+        for (int64_t i = 0; i < 6; i++)                                                                      \
+            expect(all[i] == (type_name)value(i >= first && i < first + own ? RANKS : world->rank, i));      \
+        expect(run(world, &gather, all + first, all, &own, parts) == MOE_OK);                                \
+        for (int64_t i = 0; i < 6; i++) expect(all[i] == (type_name)value(RANKS, i));                        \
+    } while (0)
+
+static void check_in_place(void)
+{
+    static const int64_t parts[][RANKS] = {{0, 1, 2, 3}, {2, 0, 4, 0}, {3, 0, 0, 3}, {6, 0, 0, 0}};
+    for (size_t k = 0; k < sizeof parts / sizeof *parts; k++) {
+        CHECK_IN_PLACE(int64_t, MOE_I64, element, parts[k]);
+        CHECK_IN_PLACE(float, MOE_F32, element, parts[k]);
+        CHECK_IN_PLACE(double, MOE_F64, element, parts[k]);
+        CHECK_IN_PLACE(moe_bf16, MOE_BF16, element_bf16, parts[k]);
+    }
 }
 
 /* A sum that depends on the order, of 1, 2^53, -2^53 and -1, has the same bits whoever comes last. */
@@ -263,6 +338,7 @@ int main(void)
     check_allreduce();
     check_allgather();
     check_reducescatter();
+    check_in_place();
     check_order(MOE_ALLREDUCE);
     check_order(MOE_REDUCESCATTER);
     check_split();

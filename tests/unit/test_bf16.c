@@ -1,11 +1,13 @@
-/* test_bf16 - every bf16, every point halfway between two of them, and what is special. */
+/* test_bf16 - every bf16, every point halfway between two of them, and what is special; and kernels in bf16
+ * around a float kernel that leaves a part of its output as it was. */
 #include "kernels/bf16.h"
-#include "sim/base.h"
+#include "runtime/cpu_kernels.h"
 
 #include <math.h>
 
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 #include <setjmp.h>
 
@@ -97,9 +99,44 @@ static void test_no_neighbour_is_nearer(void **state)
     }
 }
 
+enum { GROUPS = 3, EACH = 2, POISON = 0x7fc0 };
+
+/* Instead of the runtime's: of GROUPED_WGRAD only groups with rows are written, 3 an element, or 3 added. */
+void moe_cpu_run_f32(const struct moe_launch *launch)
+{
+    float *y = launch->out[0];
+    for (int i = 0; i < GROUPS * EACH; i++)
+        if (launch->rows[i / EACH]) y[i] = launch->op->writes[0].accumulate ? y[i] + 3 : 3;
+}
+
+/* What a kernel does not write stays poison, or what it was; 1 + 3 = 4 where it adds. */
+static void test_unwritten_stays(void **state)
+{
+    (void)state;
+    struct moe_kernel_shape *shapes = moe_kernel_shapes();
+    const int64_t rows[GROUPS] = {1, 0, 2};
+    const moe_bf16 A[3] = {0}, dC[6] = {0}, one = moe_bf16_from_float(1);
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        const struct moe_op op = {.kernel = MOE_K_GROUPED_WGRAD,
+                                  .type = MOE_BF16,
+                                  .n_reads = 2,
+                                  .n_writes = 1,
+                                  .writes = {{.accumulate = accumulate}}};
+        moe_bf16 y[GROUPS * EACH + 1] = {one, one, POISON, 0x8001, one, one, POISON};
+        const struct moe_launch launch = {
+            .op = &op, .in = {A, dC}, .out = {y}, .dims = {GROUPS, EACH, 1}, .rows = rows};
+        moe_cpu_run_bf16(shapes, &launch);
+        const moe_bf16 sum = moe_bf16_from_float(accumulate ? 4 : 3),
+                       expected[] = {sum, sum, POISON, 0x8001, sum, sum, POISON};
+        assert_memory_equal(y, expected, sizeof y);
+    }
+    free(shapes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_unwritten_stays),
         cmocka_unit_test(test_all_come_back),
         cmocka_unit_test(test_halfway),
         cmocka_unit_test(test_by_hand),

@@ -210,7 +210,7 @@ static void test_wrong_number_of_ranks(void **state)
 
 enum { SELECT, READ, MOVE };
 enum { PROB = 2, MOVED = 7 };
-static struct rig *exchange(void)
+static struct rig *exchange_with(const struct moe_communicator_table *table)
 {
     struct moe_builder b;
     moe_builder_open(&b, 1, (int64_t[]){2});
@@ -246,8 +246,14 @@ static struct rig *exchange(void)
     moe_run_block(&b, 0, 0);
     static struct rig rig;
     open_rig(&rig, moe_builder_close(&b));
+    rig.world->table = table;
     start_rig(&rig);
     return &rig;
+}
+
+static struct rig *exchange(void)
+{
+    return exchange_with(&moe_comm_self);
 }
 
 static int step(struct rig *rig)
@@ -363,6 +369,59 @@ static void test_own_part_disagrees(void **state)
     must_fail(rig, MOE_EFAILED, "layer 0 forward move: sends itself 2 and receives 1 elements");
 }
 
+/* A communicator of one rank that notes where the last collective began to read. */
+static struct moe_communicator_table watching;
+static const char *read_from;
+
+static int start_watching(struct moe_communicator *c, const struct moe_transfer *t)
+{
+    read_from = t->in;
+    return moe_comm_self.start(c, t);
+}
+
+static int split_watching(struct moe_communicator *world, const int *ranks, int n, int id,
+                          struct moe_communicator **out)
+{
+    int err = moe_comm_self.split(world, ranks, n, id, out);
+    (*out)->table = &watching;
+    return err;
+}
+
+/* Of the 4 elements, n from `begin` on are sent. Result: that of the step. */
+static int step_with_range(struct rig *rig, int64_t begin, int64_t n)
+{
+    struct moe_op *move = &block_of(rig)->ops[MOVE];
+    move->reads[0].begin = constant(rig, begin);
+    move->reads[0].n = move->send = move->recv = constant(rig, n);
+    read_from = NULL;
+    return step(rig);
+}
+
+/* A range begins where it says, also one of no element; what that says beyond the buffer is no fault. */
+static void test_ranges(void **state)
+{
+    (void)state;
+    watching = moe_comm_self;
+    watching.start = start_watching;
+    watching.split = split_watching;
+    struct rig *rig = exchange_with(&watching);
+    assert_int_equal(step_with_range(rig, 0, 2), MOE_OK);
+    const char *first = read_from;
+    assert_int_equal(step_with_range(rig, 3, 1), MOE_OK);
+    assert_ptr_equal(read_from, first + 3 * sizeof(float));
+    assert_int_equal(step_with_range(rig, 3, 0), MOE_OK);
+    assert_ptr_equal(read_from, first + 3 * sizeof(float));
+    assert_int_equal(step_with_range(rig, 4, 0), MOE_OK);
+    assert_ptr_equal(read_from, first + 4 * sizeof(float));
+    for (int64_t begin = -1; begin < 6; begin += 6) {
+        assert_int_equal(step_with_range(rig, begin, 0), MOE_OK);
+        assert_ptr_equal(read_from, first);
+    }
+    assert_int_equal(step_with_range(rig, 4, 1), MOE_EFAILED);
+    assert_string_equal(moe_error(), "layer 0 forward move: elements 4 to 5 of prob, which holds 4");
+    close_rig(rig);
+}
+
 /* Of two elements only one arrives: the other is poison. */
 static void test_partly_received(void **state)
 {
@@ -429,6 +488,7 @@ int main(void)
         cmocka_unit_test(test_receives_too_much),
         cmocka_unit_test(test_negative_size),
         cmocka_unit_test(test_own_part_disagrees),
+        cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_partly_received),
         cmocka_unit_test(test_state_persists),
     };
