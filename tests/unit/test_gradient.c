@@ -54,10 +54,17 @@ static void contribute(struct rig *x, struct moe_cell to, int id, bool accumulat
     moe_gradient_contribute(x->g, to, BLOCK, &(struct moe_op){.id = id}, accumulate);
 }
 
+/* Every symbol: no operation is of no row. */
+static int64_t one(void *ctx, int symbol, int rank, int layer, int index)
+{
+    (void)ctx, (void)symbol, (void)rank, (void)layer, (void)index;
+    return 1;
+}
+
 /* How many contributions an element holds. */
 static int n_held(struct rig *x, struct moe_cell in)
 {
-    return moe_gradient_judge(x->g, (struct moe_env){0}, x->asked, 0, in, 0, 0).extra;
+    return moe_gradient_judge(x->g, (struct moe_env){.value = one}, x->asked, 0, in, 0, 0).extra;
 }
 
 static struct moe_cell cell(const struct moe_param *p, int rank, int64_t begin, int64_t n)
