@@ -143,6 +143,7 @@ int moe_execute_make_room(struct moe_execution *x, struct moe_ref ref, bool keep
     int64_t n, kept = keep ? slot->n : 0;
     int err = evaluate(x, b->name, b->extent, layer_of(x, ref.buffer, place), 0, &n);
     if (err < 0) return keep && slot->written ? MOE_OK : err;
+    slot->extent = n;
     slot->n = kept;
     MOE_TRY(grow(x, slot, b->type, n));
     if (n > kept) slot->n = n;
@@ -176,9 +177,10 @@ static int locate(struct moe_execution *x, struct moe_ref ref, const struct slot
 {
     const struct moe_buffer *b = &x->s->buffers[ref.buffer];
     int64_t begin;
-    *out = (struct operand){slot->data, slot->n, !ref.n && slot->known ? slot->host : NULL};
+    *out = (struct operand){slot->data, slot->n, slot->extent, !ref.n && slot->known ? slot->host : NULL};
     if (!ref.n) return MOE_OK;
     MOE_TRY(evaluate(x, "a range", ref.n, x->now.layer, 0, &out->n));
+    out->extent = out->n;
     int err = evaluate(x, "the begin of a range", ref.begin, x->now.layer, 0, &begin);
     if (!out->n && (err < 0 || begin > slot->n)) return MOE_OK;
     MOE_TRY(err);

@@ -5,15 +5,16 @@
 #include "runtime/execute.h"
 #include "sim/kernel_shapes.h"
 
-struct slot {      /* of a buffer, on this rank */
-    void *data;    /* on the device; NULL: no operation touched it yet */
-    int64_t n;     /* elements of its content */
-    int64_t cap;   /* elements allocated */
-    void *host;    /* [cap] copy, or NULL */
-    bool written;  /* since the step began; what persists: always */
-    bool given;    /* the same, by what did not only change what was there */
-    bool known;    /* host is what was read for the host, and nothing was written since */
-    bool borrowed; /* host was handed out for writing: it goes to the device before the next step */
+struct slot {       /* of a buffer, on this rank */
+    void *data;     /* on the device; NULL: no operation touched it yet */
+    int64_t n;      /* elements of its content */
+    int64_t extent; /* elements that its buffer has at present sizes, as last known */
+    int64_t cap;    /* elements allocated */
+    void *host;     /* [cap] copy, or NULL */
+    bool written;   /* since the step began; what persists: always */
+    bool given;     /* the same, by what did not only change what was there */
+    bool known;     /* host is what was read for the host, and nothing was written since */
+    bool borrowed;  /* host was handed out for writing: it goes to the device before the next step */
 };
 
 struct moe_execution {
@@ -48,7 +49,7 @@ const char *moe_execute_label(struct moe_execution *x);
 
 struct operand { /* of the kernel in hand */
     void *data;
-    int64_t n;           /* elements of the slot, or of the part of it that is named */
+    int64_t n, extent;   /* elements of the slot, and of its buffer; of the part of it that is named */
     const int64_t *host; /* [n] copy of counts; NULL: the host does not hold them */
 };
 

@@ -74,7 +74,7 @@ int moe_execute_fit_form(struct moe_execution *x)
     return MOE_OK;
 }
 
-/* What a collective fills may hold more than came; a part that is named is all of it. */
+/* Of a whole buffer fewer elements may be read than it holds. */
 int moe_execute_fit(struct moe_execution *x, const struct moe_launch *l, const struct operand *operands)
 {
     const struct moe_op *op = l->op;
@@ -84,12 +84,12 @@ int moe_execute_fit(struct moe_execution *x, const struct moe_launch *l, const s
         const struct moe_operand *o = reads ? &k->reads[i] : &k->writes[i - op->n_reads];
         const struct moe_ref ref = reads ? op->reads[i] : op->writes[i - op->n_reads];
         if (!is_known(k, o, operands)) continue;
-        const int64_t takes = extent_of(k, o, l, operands), holds = operands[i].n;
+        const int64_t takes = extent_of(k, o, l, operands), holds = operands[i].extent;
         const char *verb = reads ? "reads" : "writes", *buffer = x->s->buffers[ref.buffer].name;
         if (takes == MOE_UNKNOWN)
             return moe_fail(MOE_EFAILED, "%s: %s more elements of %s as %s than 63 bits hold",
                             moe_execute_label(x), verb, buffer, o->name);
-        if (ref.n ? takes != holds : takes > holds)
+        if (reads && !ref.n ? takes > holds : takes != holds)
             return moe_fail(MOE_EFAILED, "%s: %s %lld elements of %s as %s, which holds %lld",
                             moe_execute_label(x), verb, (long long)takes, buffer, o->name, (long long)holds);
     }

@@ -53,6 +53,15 @@ static bool is_place(const struct moe_op *op, int dim)
     return op->kernel == MOE_K_LIMIT && dim == 5;
 }
 
+/* A sequence that is longer than the tokens is one sequence, however long. */
+static uint64_t of_dim(const struct moe_checker *c, int rank, const struct made *m, int dim)
+{
+    const struct moe_op *op = m->did;
+    const bool sequence = c->shapes[op->kernel].dim[dim] == 'S';
+    if (sequence && moe_check_at_least(c, rank, m->h.layer, op->dims[dim], op->dims[0])) dim = 0;
+    return of_expr(c, rank, op->dims[dim], m->h.layer);
+}
+
 static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct made *m, bool same_tokens)
 {
     const struct moe_op *op = m->did;
@@ -65,12 +74,11 @@ static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct ma
     if (k->uses & MOE_USES_MODE && (op->mode & MOE_LIMIT_ORDER) == MOE_LIMIT_RANDOM)
         n = moe_check_mix(n, op->seed);
     if (k->uses & MOE_USES_TRANS) n = moe_check_mix(n, (uint64_t)m->trans);
-    if (k->uses & MOE_USES_DIVISOR)
+    if (k->uses & MOE_USES_DIVISOR && m->h.block->pass <= MOE_BACKWARD) /* then gradients tell */
         n = moe_check_mix(moe_check_mix(n, of_factor(c, rank, op->divisor, layer)),
                           of_factor(c, rank, op->times, layer));
     for (int i = 0; i < op->n_dims && op->kernel != MOE_K_SELECT && same_tokens; i++)
-        if (k->free_dims >> i & 1 && !is_place(op, i))
-            n = moe_check_mix(n, of_expr(c, rank, op->dims[i], layer));
+        if (k->free_dims >> i & 1 && !is_place(op, i)) n = moe_check_mix(n, of_dim(c, rank, m, i));
     return n;
 }
 

@@ -36,33 +36,42 @@ static void expect(const struct pair *p, struct moe_ref found, struct moe_ref ex
         say(p, 14, reads ? "reads" : "writes", p->c->s->buffers[found.buffer].name);
 }
 
-/* Do two expressions have one value on every rank of the role? */
-static bool same_value(const struct pair *p, int a, int b)
+/* Does it hold of two expressions wherever the block runs on a rank of the role? */
+static bool everywhere(const struct pair *p, int a, int b,
+                       bool (*holds)(const struct moe_checker *c, int rank, int layer, int a, int b))
 {
     const struct moe_schedule *s = p->c->s;
     const struct moe_role *role = &s->roles[p->role];
-    if (moe_check_sign(s, a, 0) == moe_check_sign(s, b, 0)) return true;
     for (int r = 0; r < s->n_ranks; r++)
-        for (int n = 0; n < role->n_instances && s->role_of[r] == p->role; n++) {
-            if (role->itinerary[n].block != p->h.block_id) continue;
-            int layer = role->itinerary[n].layer;
-            if (moe_eval(s, p->c->device, a, r, layer, 0) != moe_eval(s, p->c->device, b, r, layer, 0))
+        for (int n = 0; n < role->n_instances && s->role_of[r] == p->role; n++)
+            if (role->itinerary[n].block == p->h.block_id && !holds(p->c, r, role->itinerary[n].layer, a, b))
                 return false;
-        }
     return true;
 }
 
-/* A matrix of one row or column, or of none, is its own transpose: is it that on every rank of the role? */
+static bool is_equal(const struct moe_checker *c, int rank, int layer, int a, int b)
+{
+    return moe_eval(c->s, c->device, a, rank, layer, 0) == moe_eval(c->s, c->device, b, rank, layer, 0);
+}
+
+static bool same_value(const struct pair *p, int a, int b)
+{
+    return moe_check_sign(p->c->s, a, 0) == moe_check_sign(p->c->s, b, 0) || everywhere(p, a, b, is_equal);
+}
+
 static bool is_vector(const struct pair *p, int rows, int columns)
 {
-    const struct moe_schedule *s = p->c->s;
-    const struct moe_role *role = &s->roles[p->role];
-    for (int r = 0; r < s->n_ranks; r++)
-        for (int n = 0; n < role->n_instances && s->role_of[r] == p->role; n++) {
-            if (role->itinerary[n].block != p->h.block_id) continue;
-            if (!moe_check_is_vector(p->c, r, role->itinerary[n].layer, rows, columns)) return false;
-        }
-    return true;
+    return everywhere(p, rows, columns, moe_check_is_vector);
+}
+
+/* Is a dim of the backward kernel that of the forward one? A sequence that is longer than the tokens is one
+ * sequence, however long. */
+static bool same_dim(const struct pair *p, int i, int j)
+{
+    if (same_value(p, p->b->dims[i], p->f->dims[j])) return true;
+    if (p->f->kernel != MOE_K_ATTENTION || p->c->shapes[MOE_K_ATTENTION].dim[j] != 'S') return false;
+    return everywhere(p, p->b->dims[i], p->f->dims[0], moe_check_at_least) &&
+           everywhere(p, p->f->dims[j], p->f->dims[0], moe_check_at_least);
 }
 
 static bool same_groups(const struct pair *p, int a, int b)
@@ -159,7 +168,7 @@ static void check_by_name(const struct pair *p)
         if (find(p, kb->writes[i].name, &expected)) expect(p, p->b->writes[i], expected, false);
     for (int i = 0; i < kb->n_dims; i++) {
         const char *at = memchr(kf->dim, kb->dim[i], (size_t)kf->n_dims);
-        if (at && !same_value(p, p->b->dims[i], p->f->dims[at - kf->dim])) {
+        if (at && !same_dim(p, i, (int)(at - kf->dim))) {
             say(p, 14, "has other dims", "");
             break;
         }

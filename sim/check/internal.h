@@ -155,6 +155,8 @@ bool moe_check_shapes(struct moe_checker *c, int rank, const struct moe_here *h)
 bool moe_check_idle(const struct moe_checker *c, int rank, const struct moe_here *h);
 /* Is a matrix of so many rows and columns its own transpose: has it one of either, or none? */
 bool moe_check_is_vector(const struct moe_checker *c, int rank, int layer, int rows, int columns);
+/* Are both known, and the first not below the second? */
+bool moe_check_at_least(const struct moe_checker *c, int rank, int layer, int expr, int least);
 void moe_check_shapes_open(struct moe_checker *c);
 void moe_check_shapes_close(struct moe_checker *c);
 /* Equal for expressions that have one value whatever the symbols hold; shift: of the layer, where symbols

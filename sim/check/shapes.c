@@ -157,6 +157,13 @@ bool moe_check_is_vector(const struct moe_checker *c, int rank, int layer, int r
     return r == 0 || r == 1 || n == 0 || n == 1;
 }
 
+bool moe_check_at_least(const struct moe_checker *c, int rank, int layer, int expr, int least)
+{
+    int64_t a = moe_eval(c->s, c->device, expr, rank, layer, 0),
+            b = moe_eval(c->s, c->device, least, rank, layer, 0);
+    return a != MOE_UNKNOWN && b != MOE_UNKNOWN && a >= b;
+}
+
 /* What a collective fills may have more room than comes, but not a part that is named. */
 static bool check_extent(struct moe_checker *c, int rank, const struct moe_here *h,
                          const struct moe_operand *o, struct moe_ref ref, bool reads)
@@ -169,7 +176,8 @@ static bool check_extent(struct moe_checker *c, int rank, const struct moe_here 
         return false;
     }
     if (takes == MOE_UNKNOWN || room == MOE_UNKNOWN || takes == room) return true;
-    if (reads && !ref.n && c->roomy[ref.buffer] && takes >= 0 && takes < room) return true;
+    if (reads && !ref.n && takes >= 0 && takes < room && (c->roomy[ref.buffer] || moe_check_idle(c, rank, h)))
+        return true;
     char text[128];
     describe(c, rank, h, o, text);
     moe_check_verdict(c, 14, rank, moe_check_label(h),

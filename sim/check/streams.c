@@ -11,19 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct part {
-    struct moe_ref ref;
-    int layer, stream, at; /* what its stream had issued */
-    bool writes;
-};
-
 struct touch { /* how often a stream had issued when it last touched a slot; 0: never */
     int wrote[MOE_STREAM_COUNT], read[MOE_STREAM_COUNT];
     const struct moe_op *writer;
-    bool unread;       /* since it was last written */
-    bool used;         /* read at all */
-    struct part *part; /* all touches, of a buffer of which parts are named */
-    int n_parts, cap;
+    bool unread; /* since it was last written */
+    bool used;   /* read at all */
 };
 
 struct clocks {
@@ -37,7 +29,7 @@ struct walk {
     struct clocks clocks;
     struct touch *slots; /* [n_slots] */
     bool *input;         /* [n_buffers] read */
-    bool *in_parts;      /* [n_buffers] parts of it are named */
+    int instance;        /* in hand */
 };
 
 static void learn(int to[MOE_STREAM_COUNT], const int from[MOE_STREAM_COUNT])
@@ -90,6 +82,41 @@ static bool meet(const struct moe_checker *c, int rank, struct moe_ref a, int la
     return from_a < moe_plus(from_b, n_b) && from_b < moe_plus(from_a, n_a);
 }
 
+/* Does an operation touch elements of a reference on a rank, where it is not idle? */
+static bool touches(const struct moe_checker *c, int rank, const struct moe_here *e, bool writes,
+                    struct moe_ref ref, int layer)
+{
+    int n = writes ? e->op->n_writes : e->op->n_reads, slot = moe_check_slot(c, ref, layer);
+    for (int i = 0; i < n; i++) {
+        struct moe_ref r = writes ? e->op->writes[i] : e->op->reads[i];
+        if (r.buffer == ref.buffer && moe_check_slot(c, r, e->layer) == slot &&
+            meet(c, rank, r, e->layer, ref, layer))
+            return !moe_check_idle(c, rank, e);
+    }
+    return false;
+}
+
+/* Is there an operation before this one, not known done, that really is in its way on a rank? Looked for only
+ * where the clocks of the whole slot say that there may be. */
+static bool is_in_the_way(const struct walk *w, int rank, const struct moe_here *h, int self, bool wrote,
+                          struct moe_ref ref)
+{
+    const struct moe_role *y = &w->c->s->roles[w->role];
+    int issued[MOE_STREAM_COUNT] = {0};
+    for (int n = 0; n <= w->instance; n++) {
+        struct moe_here e = {.block_id = y->itinerary[n].block, .layer = y->itinerary[n].layer};
+        e.block = &y->blocks[e.block_id];
+        for (int o = 0; o < e.block->n_ops; o++) {
+            e.op = &e.block->ops[o];
+            if (n == w->instance && e.op == h->op) return false;
+            if (e.op->kind == MOE_HOST_SYNC || ++issued[e.op->stream] <= w->clocks.known[self][e.op->stream])
+                continue;
+            if (touches(w->c, rank, &e, wrote, ref, h->layer)) return true;
+        }
+    }
+    return false;
+}
+
 /* Tells the ranks on which what was written before, or else read, is in no order with an operation's. Result:
  * is there any? */
 static bool conflict(struct walk *w, const struct moe_here *h, int self, struct moe_ref ref, bool wrote,
@@ -97,32 +124,17 @@ static bool conflict(struct walk *w, const struct moe_here *h, int self, struct 
 {
     const struct moe_schedule *s = w->c->s;
     const struct touch *t = &w->slots[moe_check_slot(w->c, ref, h->layer)];
-    const int *known = w->clocks.known[self];
     bool any = false;
-    if (in_order(wrote ? t->wrote : t->read, known)) return false;
+    if (in_order(wrote ? t->wrote : t->read, w->clocks.known[self])) return false;
     for (int r = 0; r < s->n_ranks; r++) {
-        if (s->role_of[r] != w->role || moe_check_idle(w->c, r, h)) continue;
-        bool meets = !w->in_parts[ref.buffer];
-        for (int i = 0; i < t->n_parts && !meets; i++) {
-            const struct part *p = &t->part[i];
-            meets = p->writes == wrote && p->at > known[p->stream] &&
-                    meet(w->c, r, p->ref, p->layer, ref, h->layer);
-        }
-        any |= meets;
-        if (meets)
-            moe_check_verdict(w->c, 6, r, moe_check_label(h), "%s %s, which another stream may still be %s",
-                              what, s->buffers[ref.buffer].name, doing);
+        if (s->role_of[r] != w->role || moe_check_idle(w->c, r, h) ||
+            !is_in_the_way(w, r, h, self, wrote, ref))
+            continue;
+        any = true;
+        moe_check_verdict(w->c, 6, r, moe_check_label(h), "%s %s, which another stream may still be %s", what,
+                          s->buffers[ref.buffer].name, doing);
     }
     return any;
-}
-
-/* An operation's own touches are in order with themselves. */
-static void note_part(struct walk *w, const struct moe_here *h, int self, struct moe_ref ref, bool writes)
-{
-    struct touch *t = &w->slots[moe_check_slot(w->c, ref, h->layer)];
-    if (!w->in_parts[ref.buffer] || self == MOE_STREAM_COUNT) return;
-    t->part = moe_grow(t->part, &t->cap, t->n_parts + 1, sizeof *t->part);
-    t->part[t->n_parts++] = (struct part){ref, h->layer, self, w->clocks.issued[self], writes};
 }
 
 static void touch(struct walk *w, const struct moe_here *h, int self, struct moe_ref ref, bool writes)
@@ -132,7 +144,6 @@ static void touch(struct walk *w, const struct moe_here *h, int self, struct moe
     const char *name = s->buffers[ref.buffer].name;
     if (!conflict(w, h, self, ref, true, writes ? "overwrites" : "reads", "writing") && writes)
         conflict(w, h, self, ref, false, "writes", "reading");
-    note_part(w, h, self, ref, writes);
     if (!writes) {
         t->unread = false;
         t->used = true;
@@ -180,24 +191,16 @@ static void check_taken(struct walk *w)
     }
 }
 
-static void find_parts(struct walk *w, const struct moe_op *op)
-{
-    for (int i = 0; i < op->n_reads; i++) w->in_parts[op->reads[i].buffer] |= op->reads[i].n != 0;
-    for (int i = 0; i < op->n_writes; i++) w->in_parts[op->writes[i].buffer] |= op->writes[i].n != 0;
-}
-
 void moe_check_streams(struct moe_checker *c, int role)
 {
     const struct moe_role *y = &c->s->roles[role];
     struct walk w = {.c = c, .role = role};
     w.slots = moe_alloc(c->n_slots, sizeof *w.slots);
     w.input = moe_alloc((size_t)c->s->n_buffers, sizeof *w.input);
-    w.in_parts = moe_alloc((size_t)c->s->n_buffers, sizeof *w.in_parts);
-    for (int b = 0; b < y->n_blocks; b++)
-        for (int o = 0; o < y->blocks[b].n_ops; o++) find_parts(&w, &y->blocks[b].ops[o]);
     for (int n = 0; n < y->n_instances; n++) {
         struct moe_here h = {.block_id = y->itinerary[n].block, .layer = y->itinerary[n].layer};
         h.block = &y->blocks[h.block_id];
+        w.instance = n;
         for (int o = 0; o < h.block->n_ops; o++) {
             h.op = &h.block->ops[o];
             int self = start(&w.clocks, h.op);
@@ -212,8 +215,6 @@ void moe_check_streams(struct moe_checker *c, int role)
     for (int b = 0; b < c->s->n_buffers && first < c->s->n_ranks; b++)
         if (c->s->buffers[b].role == MOE_BUF_INPUT && !w.input[b] && moe_holds(c->s, b, 0, first))
             say(&w, 6, moe_check_named(c->s->buffers[b].name, -1), "is an input that nothing reads", "", "");
-    for (size_t i = 0; i < c->n_slots; i++) free(w.slots[i].part);
     free(w.slots);
     free(w.input);
-    free(w.in_parts);
 }

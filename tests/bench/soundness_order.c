@@ -143,6 +143,25 @@ static struct span span_of(const struct moe_schedule *s, int rank, struct moe_re
                                                     : (struct span){begin, begin + n};
 }
 
+static bool is_empty(const struct moe_schedule *s, int rank, struct moe_ref ref, int layer)
+{
+    struct span x = span_of(s, rank, ref, layer);
+    return x.begin >= x.end;
+}
+
+/* A kernel that writes no element, or adds what it computes of none, looks at nothing. */
+static bool is_idle(const struct moe_schedule *s, int rank, const struct issued *y)
+{
+    bool reads = false;
+    if (y->op->kind != MOE_KERNEL) return false;
+    for (int i = 0; i < y->op->n_reads; i++) reads |= !is_empty(s, rank, y->op->reads[i], y->layer);
+    for (int i = 0; i < y->op->n_writes; i++) {
+        struct moe_ref to = y->op->writes[i];
+        if (!is_empty(s, rank, to, y->layer) && (reads || !y->op->n_reads || !to.accumulate)) return false;
+    }
+    return true;
+}
+
 /* Does `a` write an element that `b` reads or writes? */
 static bool touches(const struct moe_schedule *s, int rank, const struct issued *a, const struct issued *b)
 {
@@ -172,7 +191,8 @@ bool order_races(const struct moe_schedule *s, int rank, char text[], size_t siz
         for (int k = i + 1; k < n && !race; k++) {
             const struct issued *a = &list[order[0][i]], *b = &list[order[0][k]];
             if (place[order[0][i]] < place[order[0][k]]) continue; /* in both orders */
-            race = touches(s, rank, a, b) || touches(s, rank, b, a);
+            race = (touches(s, rank, a, b) || touches(s, rank, b, a)) && !is_idle(s, rank, a) &&
+                   !is_idle(s, rank, b);
             char name[2][2 * MOE_NAME];
             moe_op_label(a->block, a->op, a->layer, name[0]);
             moe_op_label(b->block, b->op, b->layer, name[1]);

@@ -105,7 +105,7 @@ static void test_sizes_of_symbols(void **state)
     struct moe_builder b;
     moe_builder_open(&b, 2, (int64_t[]){9, 9});
     int T = moe_const(&b, 9), E = moe_const(&b, 4), K = moe_const(&b, 1), TE = moe_const(&b, 36);
-    int none = moe_const(&b, 0), all = moe_new_comm(&b, "all", 1, (int[]){0, 0});
+    int all = moe_new_comm(&b, "all", 1, (int[]){0, 0});
     struct moe_ref logits =
         moe_ref(moe_new_param(&b, "logits", MOE_F32, 1, TE, (struct moe_param){.shard = -1, .init_std = 1}));
     struct moe_ref prob = moe_ref(moe_new_buffer(&b, "prob", MOE_BUF_ACTIVATION, MOE_F32, 1, TE));
@@ -128,12 +128,16 @@ static void test_sizes_of_symbols(void **state)
                                  MOE_WRITES(prob, expert, slot, counts),
                                  MOE_SIZES(T, E, K)});
     moe_emit(&b, (struct moe_op){.name = "read", .kind = MOE_HOST_SYNC, MOE_READS(counts)});
-    moe_emit(&b, (struct moe_op){.name = "touch", /* of no elements: gives both buffers their size */
-                                 .kernel = MOE_K_SGD,
+    moe_emit(&b, (struct moe_op){.name = "clear", /* gives the buffer its size, as the next does */
+                                 .kernel = MOE_K_ZERO,
                                  .type = MOE_F32,
-                                 MOE_READS(sliced, wide),
                                  MOE_WRITES(sliced),
-                                 MOE_SIZES(none)});
+                                 MOE_SIZES(n)});
+    moe_emit(&b, (struct moe_op){.name = "clear_wide",
+                                 .kernel = MOE_K_ZERO,
+                                 .type = MOE_F32,
+                                 MOE_WRITES(wide),
+                                 MOE_SIZES(n_padded)});
     moe_run_block(&b, 0, 0);
     struct rig rig;
     struct moe_communicator world = {&fake, 1, 2};
@@ -202,7 +206,7 @@ static void test_left_out(void **state)
     for (int when = 0; when < 2; when++) {
         struct moe_builder b;
         moe_builder_open(&b, 2, (int64_t[]){3, 5});
-        int none = moe_const(&b, 0), n = moe_const(&b, 5), entered = moe_const(&b, when);
+        int n = moe_const(&b, 5), entered = moe_const(&b, when);
         struct moe_ref from = moe_ref(moe_new_buffer(&b, "from", MOE_BUF_ACTIVATION, MOE_F32, 1, n)),
                        to = moe_ref(moe_new_buffer(&b, "to", MOE_BUF_ACTIVATION, MOE_F32, 1, n)),
                        all = moe_ref(moe_new_buffer(&b, "all", MOE_BUF_OUTPUT, MOE_F32, 1, n));
@@ -224,7 +228,7 @@ static void test_left_out(void **state)
                                      .type = MOE_F32,
                                      MOE_READS(when ? to : from, from),
                                      MOE_WRITES(all),
-                                     MOE_SIZES(none)});
+                                     MOE_SIZES(n)});
         moe_run_block(&b, 0, 0);
         struct rig rig;
         struct moe_communicator world = {&fake, 1, 2};

@@ -73,7 +73,7 @@ static void test_adds(void **state)
     must_refuse(rig, "layer 0 forward moe_norm: adds to moe_in, and rmsnorm only replaces its y");
 }
 
-/* Reading 5 rows of 8 where there are 4, and all of a part that is named. */
+/* Reading 5 rows of 8 where there are 4, or 3: of a part that is named, too. */
 static void test_extents(void **state)
 {
     (void)state;
@@ -81,6 +81,9 @@ static void test_extents(void **state)
     struct rig *rig = layer(MOE_FORWARD, "moe_norm", &op);
     op->dims[0] = constant(rig, 5);
     must_refuse(rig, "layer 0 forward moe_norm: reads 40 elements of attended as x, which holds 32");
+    rig = layer(MOE_FORWARD, "moe_norm", &op);
+    op->dims[0] = constant(rig, 3);
+    must_refuse(rig, "layer 0 forward moe_norm: writes 24 elements of moe_in as y, which holds 32");
     rig = layer(MOE_FORWARD, "moe_norm", &op);
     op->dims[0] = constant(rig, 3);
     op->reads[0].begin = constant(rig, 0);
