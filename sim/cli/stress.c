@@ -82,7 +82,7 @@ static void add_json(json_t *items, const struct moe_stressed *s)
     fclose(f);
     json_t *list = json_array();
     for (int i = 0; i < s->verdicts->n; i++)
-        json_array_append_new(list, moe_verdict_json(&s->verdicts->item[i]));
+        json_array_append_new(list, moe_verdict_json(&s->verdicts->item[i], s->scenario));
     json_array_append_new(items, json_pack("{s:o, s:s, s:s, s:o}", "verdicts", list, "routing", s->routing,
                                            "tokens", s->tokens, "scenario", moe_json_text(text)));
     free(text);
@@ -99,7 +99,7 @@ static void print_found(void *ctx, const struct moe_stressed *s)
     if (p->n > 1) puts("---");
     for (int i = 0; i < s->verdicts->n; i++) {
         printf("# ");
-        moe_print_verdict(&s->verdicts->item[i], stdout);
+        moe_print_verdict(&s->verdicts->item[i], s->scenario, stdout);
         putchar('\n');
     }
     printf("# %s, %s: the smallest of its class\n", s->routing, s->tokens);

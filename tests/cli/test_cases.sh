@@ -28,6 +28,16 @@ for v in a b; do
     "$moesim" check "${variant}_$v.yaml" --json > out
     [ "$(value outcomes)" = '[' ] || fail "variant $v: no outcomes: $(cat out)"
 done
+# One mistake of gradient_sync is one line, which names where it stands; --json counts what it concerns.
+never=$source_dir/tests/cases/atlas/gradients_are_never_summed.yaml
+"$moesim" check "$never" > out
+line=$(grep -n '^gradient_sync' "$never" | cut -d: -f1)
+said="each of 7 parameters (first attention_gain, wqkv, wo) lacks"
+grep -q "^error C4 ranks 0-3: $never:$line: .*$said" out &&
+    [ "$(grep -c '^error' out)" -eq 1 ] || fail "never summed: $(cat out)"
+"$moesim" check "$never" --json > out
+[ "$(value errors)" = 1 ] && [ "$(value n_parameters)" = 7 ] && [ "$(value line)" = "$line" ] ||
+    fail "never summed: $(cat out)"
 # What agrees by chance is possible, and no error; what the group agrees on is neither.
 "$moesim" check "${variant}_a_by_chance.yaml" > out
 grep -q '^possible C1 ranks 0-1: layer 0 forward dispatch: its sizes follow from largest_count' out ||
