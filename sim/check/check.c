@@ -270,8 +270,9 @@ static void report_hang(struct moe_checker *c)
             struct moe_here other = here_of(c, m->members[i]);
             if (other.op && c->place[m->members[i]].waiting && other.op->comm == h.op->comm) continue;
             moe_check_verdict(c, 2, m->members[i], moe_check_label(&h),
-                              "never enters it on communicator %s, where rank %d waits: it waits at '%s'%s%s",
-                              m->name, r, moe_check_label(&other).text, other.op ? " on communicator " : "",
+                              "never enters it on communicator %s, where rank %d waits: it %s%s%s%s%s",
+                              m->name, r, other.op ? "waits at '" : "comes to ", moe_check_label(&other).text,
+                              other.op ? "'" : "", other.op ? " on communicator " : "",
                               other.op ? c->s->comms[other.op->comm].name : "");
             return; /* the first one: the rest follows from it */
         }

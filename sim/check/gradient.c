@@ -23,7 +23,9 @@ struct vector {
     bool alone;          /* one contribution to a cell after the other made it, and no other cell has it */
     struct entry *entry; /* ascending keys */
     const struct moe_op *summed_in, *doubled_in; /* as of moe_gradient_fault */
-    struct question asked;                       /* last; all ranks that share the vector ask the same */
+    const struct moe_op *divided_in;             /* before the sum, and by which */
+    double divisor;
+    struct question asked; /* last; all ranks that share the vector ask the same */
     struct moe_gradient_fault answer;
 };
 struct written { /* by an operation of its own into a gradient or norm; again for each instance that does */
@@ -247,18 +249,24 @@ void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int bl
 /* The vector that `op` makes of those of n contents. */
 static int sum_of(struct moe_gradients *g, const struct moe_content *c, int n, const struct moe_op *op)
 {
-    const struct moe_op *doubled = NULL;
+    struct vector like = {0};
     int total = 0, used = 0;
     for (int i = 0; i < n; i++) {
-        total += g->vectors[c[i].vector].n;
-        if (!doubled) doubled = g->vectors[c[i].vector].doubled_in;
+        const struct vector *v = &g->vectors[c[i].vector];
+        total += v->n;
+        if (!like.doubled_in) like.doubled_in = v->doubled_in;
+        if (like.divided_in) continue;
+        like.divided_in = c[i].op ? c[i].op : v->divided_in;
+        like.divisor = c[i].op ? c[i].divisor : v->divisor;
     }
     struct entry *entry = moe_alloc((size_t)total, sizeof *entry);
     for (int i = 0; i < n; i++) used += append(g, c[i], entry + used);
     int vector = new_vector(g, entry, total);
     struct vector *out = &g->vectors[vector];
     out->summed_in = op;
-    out->doubled_in = out->n < total ? op : doubled;
+    out->doubled_in = out->n < total ? op : like.doubled_in;
+    out->divided_in = like.divided_in;
+    out->divisor = like.divisor;
     return vector;
 }
 
@@ -551,8 +559,8 @@ static struct moe_gradient_fault judge(struct moe_gradients *g, struct moe_env e
         free(want);
     }
     struct moe_gradient_fault fault = v->answer;
-    fault.divisor = c.divisor;
-    fault.divided_in = c.op;
+    fault.divisor = c.op ? c.divisor : v->divisor;
+    fault.divided_in = c.op ? c.op : v->divided_in;
     fault.summed_in = v->summed_in;
     fault.doubled_in = v->doubled_in;
     fault.clips = c.times;

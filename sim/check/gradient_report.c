@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 struct finding { /* of a parameter's gradient, or of a norm */
     struct moe_checker *c;
@@ -13,12 +12,6 @@ struct finding { /* of a parameter's gradient, or of a norm */
     const struct moe_gradient_fault *f;
     char norm[MOE_NAME + 1]; /* "shared_norm ": the text begins so; "" of a parameter, which has a subject */
 };
-
-/* The line of a step, or of the list where no step of it did. */
-static int line_of(const struct moe_checker *c, const struct moe_op *op)
-{
-    return op && op->line ? op->line : c->s->sync_line;
-}
 
 static struct moe_label about(const struct finding *y, int line)
 {
@@ -56,7 +49,7 @@ static void report_missing(const struct finding *y)
         snprintf(why, sizeof why, ": the last sum of it, over %d ranks, does not bring them",
                  size_of(y, f->summed_in->comm));
     moe_check_verdict(
-        y->c, 4, y->rank, about(y, line_of(y->c, f->summed_in)),
+        y->c, 4, y->rank, about(y, moe_check_line(y->c, f->summed_in)),
         "lacks the contributions of %d of the %d ranks that hold a copy of it%s, so on rank %d: "
         "of rank %d",
         f->missing_ranks, copies(y), why, y->rank, f->missing_rank);
@@ -66,7 +59,7 @@ static void report_extra(const struct finding *y)
 {
     const struct moe_gradient_fault *f = y->f;
     const struct moe_comm *own = &y->c->s->comms[y->p->replicas];
-    struct moe_label at = about(y, line_of(y->c, f->summed_in));
+    struct moe_label at = about(y, moe_check_line(y->c, f->summed_in));
     char expected[64] = "not to be summed: no other rank holds a copy of it";
     if (copies(y) > 1) snprintf(expected, sizeof expected, "over the %d that hold a copy of it", copies(y));
     if (!f->summed_in || own->group_of[y->rank] == own->group_of[f->extra_rank])
@@ -87,30 +80,55 @@ static void report_factor(const struct finding *y)
     const struct moe_gradient_fault *f = y->f;
     const struct moe_op *op = f->doubled_in ? f->doubled_in : f->divided_in;
     bool divided = f->divided_in && (f->divided_in->line || !y->c->s->sync_line);
-    char why[96] = "";
+    char why[128 + MOE_NAME] = "";
     if (f->doubled_in)
         snprintf(why, sizeof why, ": this sum over %d ranks adds up copies of one sum", size_of(y, op->comm));
     else if (divided && isfinite(f->divisor * f->factor))
-        snprintf(why, sizeof why, ": the last division of it is by %.6g, expected by %.6g", f->divisor,
-                 f->divisor * f->factor);
+        snprintf(why, sizeof why,
+                 ": the last division of it is by %.6g, expected by %.6g, so on rank %d: by %s", f->divisor,
+                 f->divisor * f->factor, y->rank, op->name);
     else if (!divided && isfinite(f->factor))
         snprintf(why, sizeof why, ": no step divides it, expected by %.6g", f->factor);
-    moe_check_verdict(y->c, y->norm[0] ? 5 : 3, y->rank, about(y, line_of(y->c, op)),
+    moe_check_verdict(y->c, y->norm[0] ? 5 : 3, y->rank, about(y, moe_check_line(y->c, op)),
                       "%sis %.6g times what it should be%s", y->norm, f->factor, why);
 }
 
+/* A norm covers every parameter once: of ranks that hold copies, one. */
 static void report_norm(const struct finding *y)
 {
     const struct moe_gradient_fault *f = y->f;
-    int measured = moe_check_line(y->c, y->rank, MOE_K_SQNORM, -1, y->p->grad);
-    struct moe_label at = about(y, f->summed_in ? line_of(y->c, f->summed_in) : measured);
+    const struct moe_op *by =
+        f->summed_in ? f->summed_in : moe_check_last(y->c, y->rank, MOE_K_SQNORM, -1, y->p->grad);
+    struct moe_label at = about(y, moe_check_line(y->c, by));
+    const struct moe_comm *over = &y->c->s->comms[y->p->replicas];
+    char sum[48] = "it is summed over no other rank";
+    if (f->summed_in) snprintf(sum, sizeof sum, "it is summed over %d ranks", size_of(y, f->summed_in->comm));
     if (f->missing)
-        moe_check_verdict(y->c, 5, y->rank, at, "%slacks %d contributions, one of rank %d", y->norm,
-                          f->missing, f->missing_rank);
-    if (f->extra)
+        moe_check_verdict(
+            y->c, 5, y->rank, at,
+            "%slacks the squares of %d of the %d ranks that together hold every parameter once, and "
+            "others clip by another norm: %s, so on rank %d: of rank %d",
+            y->norm, f->missing_ranks, copies(y), sum, y->rank, f->missing_rank);
+    if (f->extra && over->group_of[y->rank] != over->group_of[f->extra_rank])
         moe_check_verdict(y->c, 5, y->rank, at,
-                          "%sholds %d contributions that are not its own, one of rank %d", y->norm, f->extra,
-                          f->extra_rank);
+                          "%scounts parameters more than once: %s, expected over %d that together hold every "
+                          "parameter once, so on rank %d: rank %d holds copies",
+                          y->norm, sum, copies(y), y->rank, f->extra_rank);
+    else if (f->extra)
+        moe_check_verdict(
+            y->c, 5, y->rank, at,
+            "%sholds %d squares of other tensors than it must cover, so on rank %d: one of rank %d", y->norm,
+            f->extra, y->rank, f->extra_rank);
+}
+
+static void report_clips(const struct finding *y)
+{
+    int n = y->f->clips, expected = y->p->clips;
+    const struct moe_op *by = moe_check_last(y->c, y->rank, MOE_K_CLIP, -1, -1);
+    const char *advice = !by ? ": no step clips it" : n > expected ? ": leave this one out" : "";
+    moe_check_verdict(y->c, 5, y->rank, about(y, moe_check_line(y->c, by)),
+                      "%sis clipped %d time%s before it is used, expected %d%s", y->norm, n,
+                      n == 1 ? "" : "s", expected, advice);
 }
 
 void moe_check_gradient(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
@@ -127,17 +145,13 @@ void moe_check_gradient(struct moe_checker *c, int rank, const struct moe_here *
         return; /* a partial sum: that is the cause */
     if (f->factor != 1 && f->uneven)
         moe_check_verdict(
-            c, norm ? 5 : 3, rank, about(&y, line_of(c, f->divided_in)),
+            c, norm ? 5 : 3, rank, about(&y, moe_check_line(c, f->divided_in)),
             "%sweighs the contributions of its ranks by several factors, so on rank %d: that of "
             "rank %d is %.6g times what it should be",
             y.norm, rank, f->factor_rank, f->factor);
     else if (f->factor != 1)
         report_factor(&y);
-    int clips = f->clips - p->clips;
-    if (clips != 0)
-        moe_check_verdict(c, 5, rank, about(&y, moe_check_line(c, rank, MOE_K_CLIP, -1, -1)),
-                          "%swas clipped %d times too %s", y.norm, abs(clips),
-                          clips > 0 ? "often" : "rarely");
+    if (f->clips != p->clips) report_clips(&y);
 }
 
 /* Does an operation read, or write, a buffer? */
@@ -148,16 +162,22 @@ static bool touches(const struct moe_ref *ref, int n, int buffer)
     return buffer < 0;
 }
 
-int moe_check_line(const struct moe_checker *c, int rank, enum moe_kernel kernel, int reads, int writes)
+const struct moe_op *moe_check_last(const struct moe_checker *c, int rank, enum moe_kernel kernel, int reads,
+                                    int writes)
 {
     const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
-    int line = c->s->sync_line;
+    const struct moe_op *last = NULL;
     for (int b = 0; b < role->n_blocks; b++)
         for (int o = 0; o < role->blocks[b].n_ops; o++) {
             const struct moe_op *op = &role->blocks[b].ops[o];
-            if (op->kind == MOE_KERNEL && op->kernel == kernel && op->line &&
-                touches(op->reads, op->n_reads, reads) && touches(op->writes, op->n_writes, writes))
-                line = op->line;
+            if (op->kind == MOE_KERNEL && op->kernel == kernel && touches(op->reads, op->n_reads, reads) &&
+                touches(op->writes, op->n_writes, writes))
+                last = op;
         }
-    return line;
+    return last;
+}
+
+int moe_check_line(const struct moe_checker *c, const struct moe_op *op)
+{
+    return op && op->line ? op->line : c->s->sync_line;
 }

@@ -24,11 +24,11 @@ struct moe_agreed { /* rows of a member, of which all pairs were seen to agree w
 
 struct moe_taken { /* of a tensor into a norm, by a rank that updates a part of it */
     int64_t begin, n;
-    int norm;      /* buffer */
-    int times;     /* 0: nothing */
-    int line;      /* of the step that measures it, right or wrong; 0: none does */
-    bool part;     /* it updates a part */
-    bool reported; /* the gradient of the part is wrong */
+    int norm;                /* buffer */
+    int times;               /* 0: nothing */
+    const struct moe_op *by; /* what measures it, right or wrong; NULL: nothing does */
+    bool part;               /* it updates a part */
+    bool reported;           /* the gradient of the part is wrong */
 };
 
 struct moe_fits { /* a norm to a parameter, on a rank */
@@ -156,9 +156,12 @@ bool moe_check_range(struct moe_checker *c, int check_class, int rank, const str
  * nothing is. */
 void moe_check_gradient(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
                         const struct moe_gradient_fault *f);
-/* The line of the scenario's step that last has the rank run a kernel which reads a buffer and writes one
- * (-1: any); that of the list where no step does. Cost: O(operations of the role). */
-int moe_check_line(const struct moe_checker *c, int rank, enum moe_kernel kernel, int reads, int writes);
+/* The last kernel of its kind that a rank runs which reads a buffer and writes one (-1: any), NULL: none.
+ * Cost: O(operations of the role). */
+const struct moe_op *moe_check_last(const struct moe_checker *c, int rank, enum moe_kernel kernel, int reads,
+                                    int writes);
+/* The line of its step in the scenario; that of the list of steps where there is none. */
+int moe_check_line(const struct moe_checker *c, const struct moe_op *op);
 /* What norms took of tensors that several ranks update in parts covers each once. */
 void moe_check_coverage(struct moe_checker *c);
 

@@ -198,15 +198,15 @@ static const struct {
      "lacks", 1u << 4},
     /* Nothing is gathered, or experts are not. */
     {4, 2, NULL, "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}]\n",
-     "elements that are not their own, updated once", 1u << 4},
+     "elements that were not updated once, on one rank", 1u << 4},
     {4, 2, NULL,
      "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}, {do: all_gather, of: shared, over: dp}]\n",
-     "elements that are not their own, updated once", 1u << 4},
+     "elements that were not updated once, on one rank", 1u << 4},
     /* Gathered before the update. */
     {4, 2, NULL,
      "gradient_sync: [" SHARE DIVIDE NORMS
      "{do: all_gather, of: shared, over: dp}, {do: all_gather, of: experts, over: edp}, {do: update}]\n",
-     "elements that are not their own, updated once", 1u << 4},
+     "elements that were not updated once, on one rank", 1u << 4},
     /* Gathered over ranks that have not all parts. */
     {4, 2, NULL,
      "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}, {do: all_gather, of: shared, over: ep}, "
@@ -217,10 +217,10 @@ static const struct {
      "gradient_sync: [" SHARE DIVIDE "{do: norm, of: shared}, {do: norm, of: experts, over: world}, "
      "{do: clip}, " GATHER,
      "shared_norm lacks", 1u << 5},
-    {4, 1, NULL, "gradient_sync: [" SHARE NORMS DIVIDE GATHER, "right gradient in no norm", 1u << 5},
+    {4, 1, NULL, "gradient_sync: [" SHARE NORMS DIVIDE GATHER, "before a later sum or division", 1u << 5},
     /* Twice. */
     {4, 1, NULL, "gradient_sync: [" SHARE DIVIDE "{do: norm, of: router, over: world}, " NORMS GATHER,
-     "has its right gradient not in shared_norm once", 1u << 5},
+     "is not in shared_norm once", 1u << 5},
     /* Divided by the ranks that share, twice. */
     {4, 1, NULL, "gradient_sync: [{do: divide, by: dp}, " SHARE DIVIDE NORMS GATHER,
      "is 0.25 times what it should be", 1u << 3},

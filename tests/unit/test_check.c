@@ -376,7 +376,7 @@ static void test_silent_faults(void **state)
                   {update_reads_another, 4, "6", "does not read moe_gain and its gradient"},
                   {one_layer_updated_twice, 4, "6", "is updated 2 times in a step, expected once"},
                   {clip_reads_one_norm_twice, 5, "6", "reads expert_norm 0 times, expected once"},
-                  {norms_before_sums, 5, "6", "has its right gradient in the norm 0 times"},
+                  {norms_before_sums, 5, "6", "before a later sum or division"},
                   {no_scale, 3, "6", "the gradient of router is 24 times"}};
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         struct moe_scenario *sc = fixture_scenario(4, 2, faults[i].tokens, "");

@@ -44,13 +44,23 @@ static unsigned classes_of(const char *more, const char *says)
     return classes_with("12", more, says);
 }
 
+struct order {
+    const char *list, *says;
+    unsigned classes;
+};
+static void expect_orders(const struct order *order, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        unsigned classes = classes_of(order[i].list, order[i].says);
+        if (classes != order[i].classes)
+            fail_msg("order %zu: classes %x, not %x", i, classes, order[i].classes);
+    }
+}
+
 static void test_orders(void **state)
 {
     (void)state;
-    static const struct {
-        const char *list, *says;
-        unsigned classes;
-    } order[] = {
+    static const struct order order[] = {
         {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END, NULL, 0},
         /* The same in other orders: divisions and sums change places, experts first. */
         {"gradient_sync:\n" DIVIDE RIGHT_SUMS RIGHT_NORMS END, NULL, 0},
@@ -100,24 +110,36 @@ static void test_orders(void **state)
          "  - {do: divide, of: router, by: world_tokens}\n" RIGHT_NORMS END,
          "(first attention_gain, wqkv, wo) is 48 times what it should be: no step divides it, expected by 48",
          1u << 3},
+    };
+    expect_orders(order, sizeof order / sizeof *order);
+}
+
+static void test_norms(void **state)
+{
+    (void)state;
+    static const struct order order[] = {
         /* Clipped by what the rank's own experts have; then by shared parameters counted four times. */
-        {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: norm}\n" END, "expert_norm lacks", 1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: norm}\n" END,
+         "expert_norm lacks the squares of 1 of the 2 ranks that together hold every parameter once, and "
+         "others "
+         "clip by another norm: it is summed over no other rank, so on rank 0: of rank 1",
+         1u << 5},
         {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: norm, of: shared, over: world}\n"
          "  - {do: norm, of: experts, over: ep}\n" END,
-         "shared_norm holds", 1u << 5},
+         "shared_norm counts parameters more than once: it is summed over 4 ranks, expected over 1 that "
+         "together "
+         "hold every parameter once, so on rank 0: rank 3 holds copies",
+         1u << 5},
         /* The norm is taken before the division; not clipped at all; clipped twice. */
-        {"gradient_sync:\n" RIGHT_SUMS RIGHT_NORMS DIVIDE END, NULL, 1u << 5},
-        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: update}\n", "clipped 1 times too rarely",
-         1u << 5},
-        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: clip}\n" END, "clipped 1 times too often",
-         1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS RIGHT_NORMS DIVIDE END,
+         "before a later sum or division: measure it behind them", 1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: update}\n",
+         "is clipped 0 times before it is used, expected 1: no step clips it", 1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: clip}\n" END,
+         "is clipped 2 times before it is used, expected 1: leave this one out", 1u << 5},
         {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: clip}\n", "is updated 0 times", 1u << 4},
     };
-    for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
-        unsigned classes = classes_of(order[i].list, order[i].says);
-        if (classes != order[i].classes)
-            fail_msg("order %zu: classes %x, not %x", i, classes, order[i].classes);
-    }
+    expect_orders(order, sizeof order / sizeof *order);
 }
 
 /* A rank without a token has nothing to add to shared parameters, but divided by its 0 tokens that is NaN. */
@@ -127,7 +149,7 @@ static void test_divided_by_no_tokens(void **state)
     static const char *const list = "gradient_sync:\n  - {do: divide, of: shared, by: tokens}\n" RIGHT_SUMS
                                     "  - {do: divide, of: experts, by: world_tokens}\n" RIGHT_NORMS END;
     assert_int_equal(
-        classes_with("[12, 0, 0, 0]", list, "by several factors, so on rank 0: that of rank 1 is inf times"),
+        classes_with("[12, 0, 0, 0]", list, "by several factors, so on rank 0: that of rank 3 is inf times"),
         1u << 3);
     assert_int_equal(
         classes_with("[12, 0, 0, 0]", "gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END, NULL), 0);
@@ -153,6 +175,7 @@ static void test_lines(void **state)
         {RIGHT_SUMS DIVIDE "  - {do: divide, of: w1, by: 2}\n" RIGHT_NORMS END, 3, 8, 1, "w1"},
         {RIGHT_SUMS "  - {do: divide, of: experts, by: world_tokens}\n" RIGHT_NORMS END, 3, 4, 7,
          "attention_gain"},
+        {"  - {do: divide, by: dp}\n" RIGHT_SUMS RIGHT_NORMS END, 3, 5, 9, "attention_gain"},
         {RIGHT_SUMS DIVIDE "  - {do: norm}\n" END, 5, 8, 0, NULL},
         {RIGHT_SUMS DIVIDE
          "  - {do: norm, of: shared, over: world}\n  - {do: norm, of: experts, over: ep}\n" END,
@@ -324,9 +347,13 @@ static void test_bad_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_orders),    cmocka_unit_test(test_divided_by_no_tokens),
-        cmocka_unit_test(test_lines),     cmocka_unit_test(test_default),
-        cmocka_unit_test(test_overlap),   cmocka_unit_test(test_bad_lists),
+        cmocka_unit_test(test_norms),
+        cmocka_unit_test(test_orders),
+        cmocka_unit_test(test_divided_by_no_tokens),
+        cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_default),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_bad_lists),
         cmocka_unit_test(test_bad_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
