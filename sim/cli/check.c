@@ -55,6 +55,20 @@ void moe_print_classes(const struct moe_input *in)
             printf("  C%d %s\n", moe_check_classes[i].number, moe_check_classes[i].text);
 }
 
+void moe_print_verdicts_help(void)
+{
+    puts("\nWhat no error means:");
+    moe_print_classes(NULL);
+    puts("and of a run that kept its tensors (capture --tensors):");
+    for (int i = 0; i < SEEN_COUNT; i++) printf("  %s %s\n", seen[i].name, seen[i].seen);
+    puts(
+        "  C9 equality: with --against, tensors of both runs are the same to the bit, or differ by rounding\n"
+        "\n"
+        "error     this step is wrong with this routing, or this run was; exit code 5\n"
+        "possible  it can go wrong, and nothing here shows that it does or does not\n"
+        "note      what was seen, and is not wrong: of C9 a difference by rounding, or none");
+}
+
 /* "C1" */
 static json_t *class_json(int number)
 {

@@ -90,6 +90,7 @@ json_t *moe_verdicts_json(const struct moe_verdicts *v, const struct moe_scenari
 char *moe_first_error(const struct moe_verdicts *v, const struct moe_scenario *sc);
 /* What check proves, a line each: what it was asked, or all without an input. */
 void moe_print_classes(const struct moe_input *in);
+void moe_print_verdicts_help(void);                /* all classes, those of runs too, and severities */
 int moe_check_stress(const struct moe_args *args); /* stress.c */
 /* MOE_EVERDICT and the first error that check finds, or MOE_OK. */
 int moe_check_input(const struct moe_args *args, const struct moe_input *in);

@@ -38,6 +38,7 @@ grep -q "^error C4 ranks 0-3: $never:$line: .*$said" out &&
 "$moesim" check "$never" --json > out
 [ "$(value errors)" = 1 ] && [ "$(value n_parameters)" = 7 ] && [ "$(value line)" = "$line" ] ||
     fail "never summed: $(cat out)"
+expect 0 '^  C9 equality' check --help
 # What agrees by chance is possible, and no error; what the group agrees on is neither.
 "$moesim" check "${variant}_a_by_chance.yaml" > out
 grep -q '^possible C1 ranks 0-1: layer 0 forward dispatch: its sizes follow from largest_count' out ||
