@@ -362,6 +362,7 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     if (d->node.routing) MOE_TRY(read_routing(d->node.routing, d));
     if (d->node.capacity) MOE_TRY(moe_capacity_read(d->node.capacity, sc->top_k, &sc->capacity));
     if (d->node.sync) MOE_TRY(moe_sync_read(d->node.sync, &sc->sync));
+    if (d->node.sync) sc->sync.line = root->key_line[d->node.sync - root->item];
     if (d->node.aux) MOE_TRY(moe_aux_loss_read(d->node.aux, &sc->aux_loss));
     if (d->node.limits) MOE_TRY(moe_limits_read(d->node.limits, &sc->limits));
     if (d->node.max_tokens) {

@@ -454,8 +454,8 @@ static int check_slots(const struct moe_schedule *s, const struct moe_block *b, 
     for (int i = 0; i < op->n_reads + op->n_writes; i++) {
         struct moe_ref ref = i < op->n_reads ? op->reads[i] : op->writes[i - op->n_reads];
         if (!in_range(moe_slot(s, ref, layer), s->buffers[ref.buffer].slots))
-            return moe_fail(MOE_EFAILED, "malformed schedule: %s %d %s: slot of %s", b->name, layer, op->name,
-                            s->buffers[ref.buffer].name);
+            return moe_fail(MOE_EFAILED, "malformed schedule: %s %d %s: %s has no such layer", b->name, layer,
+                            op->name, s->buffers[ref.buffer].name);
     }
     return MOE_OK;
 }

@@ -239,7 +239,7 @@ struct moe_param {
     int clips;                  /* how often it must have been clipped */
     double init_mean, init_std; /* of the initial values */
     bool broadcast;             /* before the first step, of the first member of the group here: */
-    int broadcast_comm;
+    int broadcast_comm, broadcast_line; /* line: as of moe_op */
 };
 
 /* What must hold before the step begins: on no rank is low above high (expressions, known from the start). */
@@ -295,7 +295,8 @@ enum { MOE_STREAM_COMPUTE, MOE_STREAM_COMM, MOE_STREAM_COUNT };
 
 struct moe_op {
     char name[MOE_NAME];
-    int id; /* place in the block as lowered: stays when others are deleted */
+    int id;   /* place in the block as lowered: stays when others are deleted */
+    int line; /* of the scenario, where the step stands that asks for it; 0: none does */
     enum moe_op_kind kind;
     enum moe_kernel kernel;         /* KERNEL */
     enum moe_collective collective; /* COLLECTIVE */
@@ -372,7 +373,8 @@ struct moe_schedule {
     struct moe_claim *claims;
     struct moe_checkpoint checkpoint; /* check alone reads it */
     enum moe_creation creation;       /* check alone reads it */
-    bool graph; /* passes are captured in a CUDA graph: no host sync; check alone reads it */
+    bool graph;    /* passes are captured in a CUDA graph: no host sync; check alone reads it */
+    int sync_line; /* of the scenario, where the steps from gradients to updates are listed; 0: nowhere */
 };
 
 void moe_schedule_free(struct moe_schedule *s);

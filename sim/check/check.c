@@ -5,7 +5,6 @@
 #include "sim/check/internal.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,46 +16,6 @@ const char *const moe_severity_text[] = {MOE_SEVERITIES(X)};
 const struct moe_check_class moe_check_classes[] = {MOE_CHECK_CLASSES(X)};
 #undef X
 const int moe_check_n_classes = sizeof moe_check_classes / sizeof *moe_check_classes;
-
-static bool is_class(int number)
-{
-    int i = 0;
-    while (i < moe_check_n_classes && moe_check_classes[i].number != number) i++;
-    return i < moe_check_n_classes;
-}
-
-static void free_verdict(struct moe_verdict *v)
-{
-    free(v->ranks);
-    free(v->layers);
-    free(v->text);
-    free(v->cause);
-}
-
-void moe_verdicts_free(struct moe_verdicts *v)
-{
-    for (int i = 0; i < v->n; i++) free_verdict(&v->item[i]);
-    free(v->item);
-    *v = (struct moe_verdicts){0};
-}
-
-void moe_check_insert(int number, int *n, int **list)
-{
-    int from = 0, to = *n; /* where it belongs */
-    while (from < to) {
-        int middle = from + (to - from) / 2;
-        if ((*list)[middle] < number)
-            from = middle + 1;
-        else
-            to = middle;
-    }
-    if (from < *n && (*list)[from] == number) return;
-    *list = realloc(*list, ((size_t)*n + 1) * sizeof **list);
-    moe_assert(*list);
-    memmove(*list + from + 1, *list + from, (size_t)(*n - from) * sizeof **list);
-    (*list)[from] = number;
-    ++*n;
-}
 
 static struct moe_number *new_numbers(const struct moe_schedule *s)
 {
@@ -79,55 +38,6 @@ int64_t moe_check_eval(const struct moe_checker *c, struct moe_env env, int expr
     return n->value;
 }
 
-/* Length of a text without the rank that it names as an example. */
-static int without_example(const char *text)
-{
-    const char *example = strstr(text, ", one of rank");
-    if (!example) example = strstr(text, ", so on rank");
-    return (int)(example ? (size_t)(example - text) : strlen(text));
-}
-
-static struct moe_verdict *add_verdict(struct moe_checker *c, int check_class, enum moe_severity severity,
-                                       int rank, struct moe_label at, const char *format, va_list args)
-{
-    char text[512], cause[512 + sizeof at.key + 16];
-    moe_assert(is_class(check_class));
-    vsnprintf(text, sizeof text, format, args);
-    snprintf(cause, sizeof cause, "%d %s: %.*s", check_class, at.key, without_example(text), text);
-    int i = 0;
-    while (i < c->out->n && strcmp(c->out->item[i].cause, cause) != 0) i++;
-    if (i == c->out->n) {
-        c->out->item = moe_grow(c->out->item, &c->out->cap, ++c->out->n, sizeof *c->out->item);
-        c->out->item[i] = (struct moe_verdict){
-            .check_class = check_class, .severity = severity, .text = strdup(text), .cause = strdup(cause)};
-        snprintf(c->out->item[i].op, sizeof c->out->item[i].op, "%s", at.text);
-    }
-    struct moe_verdict *v = &c->out->item[i];
-    moe_check_insert(rank, &v->n_ranks, &v->ranks);
-    if (at.layer >= 0) moe_check_insert(at.layer, &v->n_layers, &v->layers);
-    return v;
-}
-
-struct moe_verdict *moe_check_verdict(struct moe_checker *c, int check_class, int rank, struct moe_label at,
-                                      const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    struct moe_verdict *v = add_verdict(c, check_class, MOE_SEVERITY_ERROR, rank, at, format, args);
-    va_end(args);
-    return v;
-}
-
-struct moe_verdict *moe_check_possible(struct moe_checker *c, int check_class, int rank, struct moe_label at,
-                                       const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    struct moe_verdict *v = add_verdict(c, check_class, MOE_SEVERITY_POSSIBLE, rank, at, format, args);
-    va_end(args);
-    return v;
-}
-
 /* ---- where a rank is ---- */
 
 static struct moe_here here_of(const struct moe_checker *c, int rank)
@@ -145,29 +55,6 @@ static struct moe_here here_of(const struct moe_checker *c, int rank)
     h.block = &role->blocks[h.block_id];
     h.op = &h.block->ops[op];
     return h;
-}
-
-struct moe_label moe_check_label(const struct moe_here *h)
-{
-    if (!h->op) return moe_check_named("the end of its step", -1);
-    const struct moe_block *b = h->block;
-    struct moe_label label = {.layer = !b->per_layer ? -1 : b->stride ? h->layer % b->stride : h->layer};
-    moe_op_label(b, h->op, h->layer, label.text);
-    int length =
-        snprintf(label.key, sizeof label.key, "%.20s %s %s", b->name, moe_pass_text[b->pass], h->op->name);
-    moe_assert(length > 0); /* what does not fit is cut */
-    return label;
-}
-
-struct moe_label moe_check_named(const char *name, int layer)
-{
-    struct moe_label label = {.layer = layer};
-    snprintf(label.key, sizeof label.key, "%s", name);
-    if (layer < 0)
-        snprintf(label.text, sizeof label.text, "%s", name);
-    else
-        snprintf(label.text, sizeof label.text, "layer %d %.40s", layer, name);
-    return label;
 }
 
 static void step_over(struct moe_checker *c, int rank)
@@ -397,8 +284,9 @@ static void report_hang(struct moe_checker *c)
             struct moe_here other = here_of(c, m->members[i]);
             if (other.op && c->place[m->members[i]].waiting && other.op->comm == h.op->comm) continue;
             moe_check_verdict(c, 2, m->members[i], moe_check_label(&h),
-                              "never enters it on communicator %s, where rank %d waits: it waits at '%s'%s%s",
-                              m->name, r, moe_check_label(&other).text, other.op ? " on communicator " : "",
+                              "never enters it on communicator %s, where rank %d waits: it %s%s%s%s%s",
+                              m->name, r, other.op ? "waits at '" : "comes to ", moe_check_label(&other).text,
+                              other.op ? "'" : "", other.op ? " on communicator " : "",
                               other.op ? c->s->comms[other.op->comm].name : "");
             return; /* the first one: the rest follows from it */
         }
@@ -450,7 +338,7 @@ static void keep_causes(struct moe_verdicts *v)
             v->item[kept++] = v->item[i];
             continue;
         }
-        free_verdict(&v->item[i]);
+        moe_verdict_free(&v->item[i]);
     }
     v->n = kept;
 }
@@ -511,6 +399,7 @@ void moe_check_watched(const struct moe_schedule *s, const struct moe_routing *r
     bool errors = out->n > 0;
     for (int role = 0; role < s->n_roles && !errors; role++) moe_check_agreement(&c, role);
     if (c.stop) keep_causes(out);
+    moe_check_name_params(out);
     moe_check_shapes_close(&c);
     moe_values_free(c.values);
     moe_gradients_free(c.gradients);

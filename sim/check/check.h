@@ -56,13 +56,18 @@ struct moe_verdict {
     bool undefined; /* any of MOE_OUTCOMES may follow */
     bool captured;  /* seen in a run (captured.h), not proved of the schedule; then */
     int64_t step;   /* where it was seen first */
+    int line;       /* of the scenario, of the step or list that it is about; 0: none is known */
     int n_ranks;
     int *ranks;            /* [n_ranks] those concerned, ascending */
     int n_layers;          /* 0: the operation is of no layer */
     int *layers;           /* [n_layers] where it is the same, ascending */
     char op[3 * MOE_NAME]; /* "layer 1 forward dispatch", or a tensor: where it was seen first */
-    char *text;            /* one sentence: ranks, operation, numbers */
-    char *cause;           /* class, operation and text without its example: one verdict each */
+    int n_params, cap_params;
+    char *
+        *params; /* [n_params] names of those of which it is said, as they were found; n_params 0: of none */
+    const char *of; /* what it says of a parameter: "the gradient of " */
+    char *text;     /* one sentence: ranks, operation, numbers */
+    char *cause;    /* class, line, operation or `of`, and text without its example: one verdict each */
 };
 
 struct moe_verdicts {
@@ -71,7 +76,7 @@ struct moe_verdicts {
 };
 
 /* Result: verdicts (none: the schedule is right for this routing); at most one per (class, operation, cause),
- * whatever the rank and layer.
+ * whatever the rank and layer; of parameters one per (class, line, cause).
  * Stops at the first operation that cannot complete: what follows it would be noise.
  * Errors: none; the schedule must satisfy moe_schedule_check and fit the routing (asserted). */
 void moe_check(const struct moe_schedule *s, const struct moe_routing *r, struct moe_verdicts *out);
@@ -83,5 +88,6 @@ struct moe_check_watch {
 void moe_check_watched(const struct moe_schedule *s, const struct moe_routing *r,
                        const struct moe_check_watch *watch, struct moe_verdicts *out);
 void moe_verdicts_free(struct moe_verdicts *v);
+void moe_verdict_free(struct moe_verdict *v); /* what it holds */
 
 #endif

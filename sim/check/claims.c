@@ -56,10 +56,11 @@ void moe_check_start(struct moe_checker *c)
         for (int r = 0; r < c->s->n_ranks; r++) {
             int from = over->members[over->first[over->group_of[r]]];
             if (split->index_of[from] == split->index_of[r]) continue;
-            moe_check_verdict(c, 16, r, moe_check_named("broadcast", -1),
-                              "%s begins as a copy of that of another rank, which holds other experts of it, "
+            moe_check_verdict(c, 16, r,
+                              moe_check_about(moe_check_named("broadcast", -1), "", p, p->broadcast_line),
+                              "begins as a copy of that of another rank, which holds other experts of it, "
                               "so on rank %d: of rank %d",
-                              p->name, r, from);
+                              r, from);
         }
     }
 }

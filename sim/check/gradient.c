@@ -20,8 +20,11 @@ struct question { /* what a judgement depends on beside the vector */
 };
 struct vector {
     int n, cap;
-    bool alone;            /* one contribution to a cell after the other made it, and no other cell has it */
-    struct entry *entry;   /* ascending keys */
+    bool alone;          /* one contribution to a cell after the other made it, and no other cell has it */
+    struct entry *entry; /* ascending keys */
+    const struct moe_op *summed_in, *doubled_in; /* as of moe_gradient_fault */
+    const struct moe_op *divided_in;             /* before the sum, and by which */
+    double divisor;
     struct question asked; /* last; all ranks that share the vector ask the same */
     struct moe_gradient_fault answer;
 };
@@ -243,23 +246,40 @@ void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int bl
     put_list(g, to);
 }
 
+/* The vector that `op` makes of those of n contents. */
+static int sum_of(struct moe_gradients *g, const struct moe_content *c, int n, const struct moe_op *op)
+{
+    struct vector like = {0};
+    int total = 0, used = 0;
+    for (int i = 0; i < n; i++) {
+        const struct vector *v = &g->vectors[c[i].vector];
+        total += v->n;
+        if (!like.doubled_in) like.doubled_in = v->doubled_in;
+        if (like.divided_in) continue;
+        like.divided_in = c[i].op ? c[i].op : v->divided_in;
+        like.divisor = c[i].op ? c[i].divisor : v->divisor;
+    }
+    struct entry *entry = moe_alloc((size_t)total, sizeof *entry);
+    for (int i = 0; i < n; i++) used += append(g, c[i], entry + used);
+    int vector = new_vector(g, entry, total);
+    struct vector *out = &g->vectors[vector];
+    out->summed_in = op;
+    out->doubled_in = out->n < total ? op : like.doubled_in;
+    out->divided_in = like.divided_in;
+    out->divisor = like.divisor;
+    return vector;
+}
+
 /* Sets out to the sum of elements 0..end-1 of all cells. */
 static void list_sum(struct moe_gradients *g, const struct moe_cell *from, int n, int64_t end,
-                     struct moe_pieces *out)
+                     const struct moe_op *op, struct moe_pieces *out)
 {
     struct moe_content *c = moe_alloc((size_t)n, sizeof *c);
     out->n = 0;
     for (int64_t at = 0, until; at < end; at = until) {
-        int total = 0, used = 0;
         until = end;
-        for (int i = 0; i < n; i++) {
-            c[i] = content_at(g, from[i], at, &until);
-            total += g->vectors[c[i].vector].n;
-        }
-        struct entry *entry = moe_alloc((size_t)total, sizeof *entry);
-        for (int i = 0; i < n; i++) used += append(g, c[i], entry + used);
-        moe_pieces_add(out, at, until,
-                       (struct moe_content){.vector = new_vector(g, entry, total), .coefficient = 1});
+        for (int i = 0; i < n; i++) c[i] = content_at(g, from[i], at, &until);
+        moe_pieces_add(out, at, until, (struct moe_content){.vector = sum_of(g, c, n, op), .coefficient = 1});
     }
     free(c);
 }
@@ -277,17 +297,17 @@ static void list_part(struct moe_gradients *g, const struct moe_pieces *sum, int
 }
 
 void moe_gradient_sum(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to, int n,
-                      const int64_t *part)
+                      const int64_t *part, const struct moe_op *op)
 {
     if (!part) {
-        list_sum(g, from, n, from[0].n, &g->list);
+        list_sum(g, from, n, from[0].n, op, &g->list);
         for (int i = 0; i < n; i++) put_list(g, to[i]);
         return;
     }
     int64_t end = 0;
     struct moe_pieces sum = {0}; /* of all parts: those of one tensor share a vector */
     for (int i = 0; i < n; i++) end += part[i];
-    list_sum(g, from, n, end, &sum);
+    list_sum(g, from, n, end, op, &sum);
     for (int64_t i = 0, at = 0; i < n; at += part[i], i++) {
         list_part(g, &sum, at, at + part[i]);
         put_list(g, to[i]);
@@ -504,12 +524,12 @@ static struct moe_gradient_fault compare(struct moe_gradients *g, struct moe_env
         if (order < 0) {
             struct entry lacks = want[w++];
             if (is_nothing(g, env, lacks)) continue;
-            fault.missing++;
+            fault.missing_ranks += !fault.missing++ || rank_of(lacks.key) != fault.missing_rank;
             fault.missing_rank = rank_of(lacks.key);
         } else if (order > 0) {
             h++;
             if (is_nothing(g, env, next)) continue;
-            fault.extra++;
+            fault.extra_ranks += !fault.extra++ || rank_of(next.key) != fault.extra_rank;
             fault.extra_rank = rank_of(next.key);
         } else {
             double required = want[w++].coefficient;
@@ -539,8 +559,10 @@ static struct moe_gradient_fault judge(struct moe_gradients *g, struct moe_env e
         free(want);
     }
     struct moe_gradient_fault fault = v->answer;
-    fault.divisor = c.divisor;
-    fault.divided_in = c.op;
+    fault.divisor = c.op ? c.divisor : v->divisor;
+    fault.divided_in = c.op ? c.op : v->divided_in;
+    fault.summed_in = v->summed_in;
+    fault.doubled_in = v->doubled_in;
     fault.clips = c.times;
     return fault;
 }

@@ -27,9 +27,9 @@ struct moe_cell {
 void moe_gradient_contribute(struct moe_gradients *g, struct moe_cell to, int block, const struct moe_op *op,
                              bool accumulate);
 /* The sum of the cells from [n]: into each of the cells to [n], or (part [n]) one part after the other into
- * one of them. Cost: O(entries * log entries) for each run of elements that hold the same. */
+ * one of them, by `op`. Cost: O(entries * log entries) for each run of elements that hold the same. */
 void moe_gradient_sum(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to, int n,
-                      const int64_t *part);
+                      const int64_t *part, const struct moe_op *op);
 /* The cells from [n], one behind the other, into each of the cells to [n]. */
 void moe_gradient_gather(struct moe_gradients *g, const struct moe_cell *from, const struct moe_cell *to,
                          int n);
@@ -58,15 +58,21 @@ bool moe_gradient_owner(const struct moe_gradients *g, struct moe_cell in, struc
  * rank asks of a vector is kept for those that share it. */
 struct moe_gradient_fault {
     int missing, extra; /* contributions that should be there and are not; that should not be there */
-    int missing_rank;   /* a rank whose contribution is missing */
-    int extra_rank;     /* a rank whose contribution should not be there */
-    double factor;      /* coefficient found / required, of one that is wrong; may be 0, infinite or NaN */
-    int factor_rank;    /* a rank whose contribution has it */
-    bool uneven;        /* others have another */
-    double divisor;     /* by which the last division divided, 0: there was none */
+    int missing_ranks, missing_rank; /* how many ranks' contributions are missing, and one of them */
+    int extra_ranks, extra_rank;     /* whose contributions should not be there */
+    double factor;   /* coefficient found / required, of one that is wrong; may be 0, infinite or NaN */
+    int factor_rank; /* a rank whose contribution has it */
+    bool uneven;     /* others have another */
+    double divisor;  /* by which the last division divided, 0: there was none */
     const struct moe_op *divided_in;
-    int clips; /* how often it was clipped */
+    const struct moe_op *summed_in;  /* the last sum, NULL: there was none */
+    const struct moe_op *doubled_in; /* the last sum of ranks that had one contribution more than once */
+    int clips;                       /* how often it was clipped */
 };
+static inline bool moe_gradient_is_right(const struct moe_gradient_fault *f)
+{
+    return !f->missing && !f->extra && f->factor == 1;
+}
 struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, struct moe_env env,
                                              const struct moe_param *p, int slot, struct moe_cell in,
                                              int64_t first, int clips);

@@ -12,11 +12,6 @@ bool moe_check_is_summed(const struct moe_checker *c, struct moe_ref ref)
     return role == MOE_BUF_GRAD || role == MOE_BUF_NORM;
 }
 
-static bool is_right(struct moe_gradient_fault f)
-{
-    return !f.missing && !f.extra && f.factor == 1;
-}
-
 /* Of a whole slot nobody asks how large it is. */
 static struct moe_cell cell_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
 {
@@ -34,39 +29,6 @@ static struct moe_gradient_fault judge(struct moe_checker *c, int rank, const st
     struct moe_cell in = cell_of(c, rank, (struct moe_ref){.buffer = p->grad}, 0);
     in.slot = slot;
     return moe_gradient_judge(c->gradients, c->device, p, slot, in, 0, clips);
-}
-
-static void report(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
-                   struct moe_gradient_fault f)
-{
-    bool norm = p->buffer < 0;
-    if (is_right(f) && f.clips == p->clips) return;
-    struct moe_label at = moe_check_label(h);
-    char what[2 * MOE_NAME];
-    snprintf(what, sizeof what, "%s%s", norm ? "" : "the gradient of ", p->name);
-    if (f.missing)
-        moe_check_verdict(c, norm ? 5 : 4, rank, at, "%s lacks %d contributions, one of rank %d", what,
-                          f.missing, f.missing_rank);
-    if (f.extra)
-        moe_check_verdict(c, norm ? 5 : 4, rank, at,
-                          "%s holds %d contributions that are not its own, one of rank %d", what, f.extra,
-                          f.extra_rank);
-    if (f.factor != 1 && f.uneven && (f.missing || f.extra)) return; /* a partial sum: that is the cause */
-    if (f.factor != 1 && f.uneven)
-        moe_check_verdict(
-            c, norm ? 5 : 3, rank, at,
-            "contributions to %s are not what they should be, by several factors: %.6g times, one of rank %d",
-            what, f.factor, f.factor_rank);
-    else if (f.factor != 1 && f.divided_in)
-        moe_check_verdict(c, norm ? 5 : 3, rank, at,
-                          "%s is %.6g times what it should be; the last division was %s, by %.6g", what,
-                          f.factor, f.divided_in->name, f.divisor);
-    else if (f.factor != 1)
-        moe_check_verdict(c, norm ? 5 : 3, rank, at, "%s is %.6g times what it should be", what, f.factor);
-    int clips = f.clips - p->clips;
-    if (clips != 0)
-        moe_check_verdict(c, 5, rank, at, "%s was clipped %d times too %s", what, abs(clips),
-                          clips > 0 ? "often" : "rarely");
 }
 
 static unsigned char *times(struct moe_checker *c, int rank, int buffer, int slot)
@@ -129,9 +91,9 @@ static void update_part(struct moe_checker *c, int rank, const struct moe_here *
     struct moe_gradient_fault f =
         moe_gradient_judge(c->gradients, c->device, p, of.slot, in, of.begin, p->clips);
     struct moe_taken *t = take(c, rank, p->grad, of.slot);
-    report(c, rank, h, p, f);
+    moe_check_gradient(c, rank, h, p, &f);
     t->part = true;
-    t->reported |= !is_right(f);
+    t->reported |= !moe_gradient_is_right(&f);
     moe_gradient_update(c->gradients, of, true);
 }
 
@@ -152,9 +114,9 @@ static void update(struct moe_checker *c, int rank, const struct moe_here *h, co
         return;
     }
     struct moe_gradient_fault f = judge(c, rank, p, slot, p->clips);
-    report(c, rank, h, p, f);
+    moe_check_gradient(c, rank, h, p, &f);
     moe_gradient_update(c->gradients, cell_of(c, rank, ref, h->layer), false);
-    if (!is_right(f))
+    if (!moe_gradient_is_right(&f))
         *times(c, rank, p->grad, slot) =
             !moe_is_copy(c->s, p->buffer, rank); /* the norm took what is reported here */
 }
@@ -194,14 +156,14 @@ static void measure(struct moe_checker *c, int rank, const struct moe_here *h, c
     if (from.buffer != p->grad || c->s->buffers[h->op->writes[0].buffer].role != MOE_BUF_NORM) return;
     int slot = moe_slot(c->s, from, h->layer);
     if (!norm_is_for(c, rank, h->op->writes[0].buffer, p)) {
-        moe_check_verdict(c, 5, rank, moe_check_label(h),
-                          "takes %s into %s, which is summed over other ranks "
-                          "than those that split it",
-                          c->s->buffers[p->grad].name, c->s->buffers[h->op->writes[0].buffer].name);
+        moe_check_verdict(
+            c, 5, rank, moe_check_label(h),
+            "measures %s by %s, which is summed over other ranks than those that hold a part of it", p->name,
+            c->s->buffers[h->op->writes[0].buffer].name);
         return;
     }
     struct moe_gradient_fault f = judge(c, rank, p, slot, 0);
-    if (is_right(f) && f.clips == 0) count(times(c, rank, p->grad, slot));
+    if (moe_gradient_is_right(&f) && f.clips == 0) count(times(c, rank, p->grad, slot));
 }
 
 /* The same of a part, which lies where it was reduced. */
@@ -216,7 +178,8 @@ static void measure_part(struct moe_checker *c, int rank, const struct moe_here 
         struct moe_gradient_fault f =
             moe_gradient_judge(c->gradients, c->device, p, of.slot, in, of.begin, 0);
         struct moe_taken *t = take(c, rank, of.buffer, of.slot);
-        if (!is_right(f) || f.clips) continue;
+        t->by = h->op;
+        if (!moe_gradient_is_right(&f) || f.clips) continue;
         t->begin = of.begin;
         t->n = of.n;
         t->norm = norm;
@@ -231,7 +194,8 @@ static void clip(struct moe_checker *c, int rank, const struct moe_here *h, cons
     if (n != 1 && !moe_check_idle(c, rank, h))
         moe_check_verdict(c, 5, rank, moe_check_label(h), "reads %s %d times, expected once", p->name, n);
     unsigned char *seen = times(c, rank, p->grad, 0);
-    if (!*seen) report(c, rank, h, p, judge(c, rank, p, 0, 0));
+    struct moe_gradient_fault f = judge(c, rank, p, 0, 0);
+    if (!*seen) moe_check_gradient(c, rank, h, p, &f);
     *seen = 1;
     if (!c->clips) c->clips = h->op, c->clips_on = rank;
     if (c->clips->factor != h->op->factor)
@@ -319,8 +283,8 @@ void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *r
         part[i] = elements(c, ranks[i], to[i], h[i].layer);
     }
     switch (h[0].op->collective) {
-    case MOE_ALLREDUCE: moe_gradient_sum(c->gradients, from, to, n, NULL); break;
-    case MOE_REDUCESCATTER: moe_gradient_sum(c->gradients, from, to, n, part); break;
+    case MOE_ALLREDUCE: moe_gradient_sum(c->gradients, from, to, n, NULL, h[0].op); break;
+    case MOE_REDUCESCATTER: moe_gradient_sum(c->gradients, from, to, n, part, h[0].op); break;
     case MOE_ALLGATHER: moe_gradient_gather(c->gradients, from, to, n); break;
     default:
         for (int i = 0; i < n; i++)
@@ -379,21 +343,50 @@ static void check_coverage(struct moe_checker *c, int rank)
     *seen |= covered;
 }
 
-static struct moe_label label_of(const struct moe_checker *c, const struct moe_param *p, int slot)
+static struct moe_label label_of(const struct moe_checker *c, const struct moe_param *p, int slot,
+                                 const struct moe_op *by)
 {
-    return moe_check_named(p->name, c->s->buffers[p->grad].slots > 1 ? slot : -1);
+    struct moe_label at = moe_check_named(p->name, c->s->buffers[p->grad].slots > 1 ? slot : -1);
+    return moe_check_about(at, "", p, moe_check_line(c, by));
 }
 
-/* Slots that were not counted as often as expected, 0 or 1. */
-static void check_times(struct moe_checker *c, int rank, int check_class, const struct moe_param *p,
-                        int buffer, const char *what, int expected)
+/* Every slot is updated once. */
+static void check_updates(struct moe_checker *c, int rank, const struct moe_param *p)
 {
-    for (int slot = 0; slot < c->s->buffers[buffer].slots; slot++) {
-        int n = *times(c, rank, buffer, slot);
-        if (n == expected || !moe_holds(c->s, buffer, slot, rank)) continue;
-        if (buffer == p->grad && taken(c, rank, buffer, slot).part) continue; /* moe_check_coverage */
-        moe_check_verdict(c, check_class, rank, label_of(c, p, slot), "%s %d times in a step, expected %s",
-                          what, n, expected ? "once" : "only where tokens enter");
+    for (int slot = 0; slot < c->s->buffers[p->buffer].slots; slot++) {
+        int n = *times(c, rank, p->buffer, slot);
+        if (n == 1 || !moe_holds(c->s, p->buffer, slot, rank)) continue;
+        const struct moe_op *by = moe_check_last(c, rank, MOE_K_SGD, -1, p->buffer);
+        if (!by) by = moe_check_last(c, rank, MOE_K_ADAMW, -1, p->buffer);
+        moe_check_verdict(c, 4, rank, label_of(c, p, slot, by),
+                          "is updated %d times in a step, expected once", n);
+    }
+}
+
+/* Why a gradient that is right where it is clipped is in no norm. */
+static const char *not_measured(const struct moe_op *by)
+{
+    return by ? "is clipped by a norm of what its gradient was before a later sum or division: measure it "
+                "behind "
+                "them"
+              : "is clipped by a norm that leaves its gradient out: no step measures it";
+}
+
+/* Every gradient is in the norm once; of a copy, not at all. Of parts: moe_check_coverage. */
+static void check_measured(struct moe_checker *c, int rank, const struct moe_param *p)
+{
+    int expected = !moe_is_copy(c->s, p->buffer, rank);
+    for (int slot = 0; slot < c->s->buffers[p->grad].slots; slot++) {
+        int n = *times(c, rank, p->grad, slot);
+        if (n == expected || !moe_holds(c->s, p->grad, slot, rank) || taken(c, rank, p->grad, slot).part)
+            continue;
+        const struct moe_op *by = moe_check_last(c, rank, MOE_K_SQNORM, p->grad, -1);
+        struct moe_label at = label_of(c, p, slot, by);
+        if (n == 0)
+            moe_check_verdict(c, 5, rank, at, "%s", not_measured(by));
+        else
+            moe_check_verdict(c, 5, rank, at, "is in the norm %d time%s, expected %s", n, n == 1 ? "" : "s",
+                              expected ? "once" : "only where tokens enter");
     }
 }
 
@@ -408,9 +401,10 @@ static void check_values(struct moe_checker *c, int rank, const struct moe_param
         of.n = moe_check_eval(c, c->device, c->s->buffers[p->buffer].extent, rank, 0);
         int64_t stale = moe_gradient_stale(c->gradients, of);
         if (stale)
-            moe_check_verdict(c, 4, rank, label_of(c, p, slot),
-                              "holds %" PRId64 " of %" PRId64
-                              " elements that are not their own, updated once",
+            moe_check_verdict(c, 4, rank,
+                              label_of(c, p, slot, moe_check_last(c, rank, MOE_K_COPY, -1, p->buffer)),
+                              "ends the step with %" PRId64 " of %" PRId64
+                              " elements that were not updated once, on one rank, and gathered from there",
                               stale, of.n);
     }
 }
@@ -421,11 +415,9 @@ static void check_results(struct moe_checker *c, int rank)
     for (int i = 0; i < c->s->n_params; i++) {
         const struct moe_param *p = &c->s->params[i];
         if (p->buffer < 0) continue;
-        check_times(c, rank, 4, p, p->buffer, "is updated", 1);
+        check_updates(c, rank, p);
         check_values(c, rank, p);
-        if (p->clips)
-            check_times(c, rank, 5, p, p->grad, "its right gradient is in the norm",
-                        !moe_is_copy(c->s, p->buffer, rank));
+        if (p->clips) check_measured(c, rank, p);
     }
     for (int i = 0; i < c->s->n_buffers; i++)
         for (int slot = 0; slot < c->s->buffers[i].slots && c->s->buffers[i].role == MOE_BUF_OUTPUT; slot++)
@@ -469,7 +461,7 @@ static bool counts(const struct moe_checker *c, const struct moe_param *p, int s
 
 /* What a group's norm took of a slot, of each of the tensors that its ranks' stage splits it into. */
 static void check_group(struct moe_checker *c, const struct moe_param *p, int slot, int norm,
-                        const int *ranks, int n)
+                        const struct moe_op *by, const int *ranks, int n)
 {
     const struct moe_comm *split = p->shard < 0 ? NULL : &c->s->comms[p->shard];
     struct span *span = moe_alloc((size_t)(2 * n), sizeof *span);
@@ -488,9 +480,9 @@ static void check_group(struct moe_checker *c, const struct moe_param *p, int sl
     bool tiled = is_tiled(span, n_spans, tensors, extent);
     for (int i = 0; i < n && !tiled; i++)
         if (counts(c, p, slot, ranks[i]))
-            moe_check_verdict(c, 5, ranks[i], label_of(c, p, slot),
-                              "its right gradient is not in %s once: the ranks that it is summed over took "
-                              "other parts than all",
+            moe_check_verdict(c, 5, ranks[i], label_of(c, p, slot, by),
+                              "is not in %s once: the ranks that this is summed over measured some part of "
+                              "its gradient twice or not at all",
                               c->s->buffers[norm].name);
     free(span);
 }
@@ -502,22 +494,24 @@ void moe_check_coverage(struct moe_checker *c)
         const struct moe_param *p = &s->params[i];
         for (int slot = 0; p->clips && p->buffer >= 0 && slot < s->buffers[p->grad].slots; slot++) {
             int norm = -1, first = -1;
+            const struct moe_op *by = NULL;
             bool parts = false, reported = false;
             for (int r = 0; r < s->n_ranks; r++) {
                 struct moe_taken t = taken(c, r, p->grad, slot);
                 parts |= t.part;
                 reported |= t.reported;
+                if (t.by) by = t.by;
                 if (t.part && first < 0) first = r;
                 if (t.times && norm < 0) norm = t.norm;
             }
             if (!parts || reported) continue;
-            if (norm < 0)
-                moe_check_verdict(c, 5, first, label_of(c, p, slot), "its right gradient is in no norm");
+            if (norm < 0) moe_check_verdict(c, 5, first, label_of(c, p, slot, by), "%s", not_measured(by));
             for (int k = 0; k < s->n_params && norm >= 0; k++) {
                 if (s->params[k].buffer >= 0 || s->params[k].grad != norm) continue;
                 const struct moe_comm *over = &s->comms[s->params[k].replicas];
                 for (int g = 0; g < over->n_groups; g++)
-                    check_group(c, p, slot, norm, over->members + over->first[g], moe_group_size(over, g));
+                    check_group(c, p, slot, norm, by, over->members + over->first[g],
+                                moe_group_size(over, g));
             }
         }
     }
@@ -549,9 +543,10 @@ void moe_check_runs(struct moe_checker *c, int role)
                 for (int r = 0; r < c->s->n_ranks && runs[layer]; r++)
                     if (c->s->role_of[r] == role)
                         moe_check_verdict(c, 4, r, moe_check_label(&h),
-                                          "%s runs %d times too %s for what its forward pass computed",
-                                          y->blocks[back].name, abs(runs[layer]),
-                                          runs[layer] > 0 ? "rarely" : "often");
+                                          "its backward pass runs %d time%s %s often than its forward pass, "
+                                          "expected as often",
+                                          abs(runs[layer]), abs(runs[layer]) == 1 ? "" : "s",
+                                          runs[layer] > 0 ? "less" : "more");
             }
         }
     free(runs);

@@ -24,10 +24,11 @@ struct moe_agreed { /* rows of a member, of which all pairs were seen to agree w
 
 struct moe_taken { /* of a tensor into a norm, by a rank that updates a part of it */
     int64_t begin, n;
-    int norm;      /* buffer */
-    int times;     /* 0: nothing */
-    bool part;     /* it updates a part */
-    bool reported; /* the gradient of the part is wrong */
+    int norm;                /* buffer */
+    int times;               /* 0: nothing */
+    const struct moe_op *by; /* what measures it, right or wrong; NULL: nothing does */
+    bool part;               /* it updates a part */
+    bool reported;           /* the gradient of the part is wrong */
 };
 
 struct moe_fits { /* a norm to a parameter, on a rank */
@@ -112,9 +113,16 @@ struct moe_label {           /* of what a verdict is about */
     char text[2 * MOE_NAME]; /* "layer 1 forward dispatch" */
     char key[2 * MOE_NAME];  /* the same in every layer and micro-batch */
     int layer;               /* -1: of none */
+    int line;                /* as of moe_verdict */
+    const char *of, *param;  /* the same; NULL: of no parameter */
 };
 struct moe_label moe_check_label(const struct moe_here *h);
 struct moe_label moe_check_named(const char *name, int layer); /* of no operation */
+/* The same of a parameter: what is said of several in the same words is one verdict. The text goes on behind
+ * `of` and the name. */
+struct moe_label moe_check_about(struct moe_label at, const char *of, const struct moe_param *p, int line);
+/* Completes the texts, when all is said. */
+void moe_check_name_params(struct moe_verdicts *v);
 
 /* Adds a verdict, or rank and layer to the one that says the same. What the text says behind ", one of rank"
  * or ", so on rank" is an example, and may be another on each. */
@@ -144,6 +152,16 @@ bool moe_check_is_summed(const struct moe_checker *c, struct moe_ref ref); /* gr
  * slot, with a verdict of this class. */
 bool moe_check_range(struct moe_checker *c, int check_class, int rank, const struct moe_here *h,
                      struct moe_ref ref);
+/* What is wrong with the gradient of a parameter, or (buffer < 0) a norm, where `h` uses it; nothing when
+ * nothing is. */
+void moe_check_gradient(struct moe_checker *c, int rank, const struct moe_here *h, const struct moe_param *p,
+                        const struct moe_gradient_fault *f);
+/* The last kernel of its kind that a rank runs which reads a buffer and writes one (-1: any), NULL: none.
+ * Cost: O(operations of the role). */
+const struct moe_op *moe_check_last(const struct moe_checker *c, int rank, enum moe_kernel kernel, int reads,
+                                    int writes);
+/* The line of its step in the scenario; that of the list of steps where there is none. */
+int moe_check_line(const struct moe_checker *c, const struct moe_op *op);
 /* What norms took of tensors that several ranks update in parts covers each once. */
 void moe_check_coverage(struct moe_checker *c);
 

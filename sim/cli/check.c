@@ -34,11 +34,13 @@ void moe_print_numbers(const int *number, int n, FILE *out)
     }
 }
 
-/* "error C1 ranks 0-3,7: layer 0 forward dispatch: ..." */
-void moe_print_verdict(const struct moe_verdict *v, FILE *out)
+/* "error C1 ranks 0-3,7: layer 0 forward dispatch: ..."; FILE:LINE before the operation if known. */
+void moe_print_verdict(const struct moe_verdict *v, const struct moe_scenario *sc, FILE *out)
 {
     fprintf(out, "%s C%d ranks ", moe_severity_text[v->severity], v->check_class);
     moe_print_numbers(v->ranks, v->n_ranks, out);
+    if (v->line)
+        fprintf(out, ": %s%s:%d", moe_input_is_trace(sc->name) ? "scenario in " : "", sc->name, v->line);
     fprintf(out, ": %s: %s", v->op, v->text);
     if (v->n_layers < 2) return;
     fprintf(out, " (so in layers ");
@@ -51,6 +53,20 @@ void moe_print_classes(const struct moe_input *in)
     for (int i = 0; i < moe_check_n_classes; i++)
         if (!in || is_asked(moe_check_classes[i].number, in))
             printf("  C%d %s\n", moe_check_classes[i].number, moe_check_classes[i].text);
+}
+
+void moe_print_verdicts_help(void)
+{
+    puts("\nWhat no error means:");
+    moe_print_classes(NULL);
+    puts("and of a run that kept its tensors (capture --tensors):");
+    for (int i = 0; i < SEEN_COUNT; i++) printf("  %s %s\n", seen[i].name, seen[i].seen);
+    puts(
+        "  C9 equality: with --against, tensors of both runs are the same to the bit, or differ by rounding\n"
+        "\n"
+        "error     this step is wrong with this routing, or this run was; exit code 5\n"
+        "possible  it can go wrong, and nothing here shows that it does or does not\n"
+        "note      what was seen, and is not wrong: of C9 a difference by rounding, or none");
 }
 
 /* "C1" */
@@ -73,7 +89,7 @@ static void print_text(const struct moe_verdicts *verdicts, int errors, const st
                        const struct shown *run)
 {
     for (int i = 0; i < verdicts->n; i++) {
-        moe_print_verdict(&verdicts->item[i], stdout);
+        moe_print_verdict(&verdicts->item[i], in->scenario, stdout);
         putchar('\n');
     }
     if (errors)
@@ -98,7 +114,18 @@ static json_t *outcomes_json(void)
     return list;
 }
 
-json_t *moe_verdict_json(const struct moe_verdict *v)
+/* How many parameters it is said of, and the first of their names. */
+static void add_params(const struct moe_verdict *v, json_t *out)
+{
+    enum { SHOWN = 16 };
+    json_t *names = json_array();
+    for (int i = 0; i < v->n_params && i < SHOWN; i++)
+        json_array_append_new(names, json_string(v->params[i]));
+    json_object_set_new(out, "n_parameters", json_integer(v->n_params));
+    json_object_set_new(out, "parameters", names);
+}
+
+json_t *moe_verdict_json(const struct moe_verdict *v, const struct moe_scenario *sc)
 {
     json_t *ranks = json_array(), *layers = json_array();
     for (int i = 0; i < v->n_ranks; i++) json_array_append_new(ranks, json_integer(v->ranks[i]));
@@ -106,15 +133,20 @@ json_t *moe_verdict_json(const struct moe_verdict *v)
     json_t *out = json_pack("{s:o, s:s, s:o, s:o, s:[s], s:s}", "class", class_json(v->check_class),
                             "severity", moe_severity_text[v->severity], "ranks", ranks, "layers", layers,
                             "ops", v->op, "text", v->text);
+    if (v->n_params) add_params(v, out);
+    if (v->line) {
+        json_object_set_new(out, "file", moe_json_text(sc->name));
+        json_object_set_new(out, "line", json_integer(v->line));
+    }
     if (v->undefined) json_object_set_new(out, "outcomes", outcomes_json());
     if (v->captured) json_object_set_new(out, "step", json_integer(v->step));
     return out;
 }
 
-json_t *moe_verdicts_json(const struct moe_verdicts *v)
+json_t *moe_verdicts_json(const struct moe_verdicts *v, const struct moe_scenario *sc)
 {
     json_t *list = json_array();
-    for (int i = 0; i < v->n; i++) json_array_append_new(list, moe_verdict_json(&v->item[i]));
+    for (int i = 0; i < v->n; i++) json_array_append_new(list, moe_verdict_json(&v->item[i], sc));
     return list;
 }
 
@@ -127,7 +159,7 @@ static void print_json(const struct moe_verdicts *verdicts, int errors, const st
             json_array_append_new(proven, class_json(moe_check_classes[i].number));
     json_t *out =
         json_pack("{s:s, s:o, s:i, s:o, s:o}", "schema", "moesim.check/1", "input", moe_input_json(in),
-                  "errors", errors, "verdicts", moe_verdicts_json(verdicts), "proven", proven);
+                  "errors", errors, "verdicts", moe_verdicts_json(verdicts, in->scenario), "proven", proven);
     json_t *run = json_array();
     for (int i = 0; i < SEEN_COUNT && !errors; i++)
         if (is_seen(shown, i)) json_array_append_new(run, json_string(seen[i].name));
@@ -140,7 +172,7 @@ static void print_json(const struct moe_verdicts *verdicts, int errors, const st
     moe_print_json(out);
 }
 
-char *moe_first_error(const struct moe_verdicts *v)
+char *moe_first_error(const struct moe_verdicts *v, const struct moe_scenario *sc)
 {
     char *text = NULL;
     size_t size;
@@ -148,7 +180,7 @@ char *moe_first_error(const struct moe_verdicts *v)
     while (i < v->n && v->item[i].severity != MOE_SEVERITY_ERROR) i++;
     if (i == v->n) return NULL;
     FILE *f = open_memstream(&text, &size);
-    moe_print_verdict(&v->item[i], f);
+    moe_print_verdict(&v->item[i], sc, f);
     fclose(f);
     return text;
 }
@@ -157,7 +189,7 @@ int moe_check_input(const struct moe_args *args, const struct moe_input *in)
 {
     struct moe_verdicts verdicts = {0};
     moe_check(in->schedule, in->routing, &verdicts);
-    char *text = moe_first_error(&verdicts);
+    char *text = moe_first_error(&verdicts, in->scenario);
     int err = text ? moe_fail(MOE_EVERDICT, "%s: %s (run moesim check)", args->input, text) : MOE_OK;
     free(text);
     moe_verdicts_free(&verdicts);

@@ -81,14 +81,16 @@ void moe_result_json(const struct moe_sim_result *r, json_t *object);
 
 struct moe_verdict;
 struct moe_verdicts;
-void moe_print_numbers(const int *number, int n, FILE *out);    /* rising: "0-3,7" */
-void moe_print_verdict(const struct moe_verdict *v, FILE *out); /* without the end of the line */
-json_t *moe_verdict_json(const struct moe_verdict *v);
-json_t *moe_verdicts_json(const struct moe_verdicts *v); /* a list */
+void moe_print_numbers(const int *number, int n, FILE *out); /* rising: "0-3,7" */
+/* Lines of verdicts are those of the scenario. Without the end of the line. */
+void moe_print_verdict(const struct moe_verdict *v, const struct moe_scenario *sc, FILE *out);
+json_t *moe_verdict_json(const struct moe_verdict *v, const struct moe_scenario *sc);
+json_t *moe_verdicts_json(const struct moe_verdicts *v, const struct moe_scenario *sc); /* a list */
 /* The first error, as moe_print_verdict writes it, to be freed; NULL: there is none. */
-char *moe_first_error(const struct moe_verdicts *v);
+char *moe_first_error(const struct moe_verdicts *v, const struct moe_scenario *sc);
 /* What check proves, a line each: what it was asked, or all without an input. */
 void moe_print_classes(const struct moe_input *in);
+void moe_print_verdicts_help(void);                /* all classes, those of runs too, and severities */
 int moe_check_stress(const struct moe_args *args); /* stress.c */
 /* MOE_EVERDICT and the first error that check finds, or MOE_OK. */
 int moe_check_input(const struct moe_args *args, const struct moe_input *in);

@@ -77,7 +77,7 @@ static json_t *variant_json(const struct moe_grid *g, const struct moe_variant *
     json_t *item = json_object();
     for (int key = 0; key < MOE_VARY_COUNT; key++)
         json_object_set_new(item, moe_vary[key].column, moe_json_text(v->value[key]));
-    json_object_set_new(item, "verdicts", moe_verdicts_json(moe_variant_verdicts(g, v)));
+    json_object_set_new(item, "verdicts", moe_verdicts_json(moe_variant_verdicts(g, v), &v->sc));
     if (v->err < 0) {
         json_object_set_new(item, "error", moe_json_text(v->error));
         return item;
@@ -226,7 +226,7 @@ static void warn(const struct moe_grid *g, const char *input)
     char *first = NULL;
     int n_wrong = 0, at = 0;
     for (int i = 0; i < g->n_ok; i++) {
-        char *text = moe_first_error(moe_variant_verdicts(g, ranked(g, i)));
+        char *text = moe_first_error(moe_variant_verdicts(g, ranked(g, i)), &ranked(g, i)->sc);
         n_wrong += text != NULL;
         if (text && !first)
             first = text, at = i;

@@ -192,8 +192,7 @@ static void print_command_help(enum command_id id)
         putchar('\n');
     }
     if (id != CHECK) return;
-    puts("\nWhat no error means:");
-    moe_print_classes(NULL);
+    moe_print_verdicts_help();
 }
 
 /* ---- parsing ---- */

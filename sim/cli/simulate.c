@@ -71,9 +71,9 @@ static json_t *operations_json(const struct moe_sim_row *rows, int n)
 static void print_json(const struct moe_sim_result *r, const struct moe_input *in,
                        const struct moe_verdicts *verdicts, bool ends)
 {
-    json_t *root =
-        json_pack("{s:s, s:o, s:o, s:o}", "schema", "moesim.simulate/1", "input", moe_input_json(in),
-                  "topology", moe_json_text(in->topology), "verdicts", moe_verdicts_json(verdicts));
+    json_t *root = json_pack("{s:s, s:o, s:o, s:o}", "schema", "moesim.simulate/1", "input",
+                             moe_input_json(in), "topology", moe_json_text(in->topology), "verdicts",
+                             moe_verdicts_json(verdicts, in->scenario));
     if (!ends) {
         json_object_set_new(root, "error", moe_json_text(moe_error()));
         moe_print_json(root);
@@ -144,7 +144,7 @@ int moe_cli_simulate(const struct moe_args *args)
     if (args->json && (err >= 0 || err == MOE_EVERDICT)) print_json(&r, &in, &verdicts, err >= 0);
     if (err < 0) goto done;
     if (!args->json) print_text(&r, &in);
-    wrong = moe_first_error(&verdicts);
+    wrong = moe_first_error(&verdicts, in.scenario);
     if (wrong) fprintf(stderr, "moesim simulate: warning: %s: %s (run moesim check)\n", args->input, wrong);
 done:
     free(wrong);

@@ -82,9 +82,15 @@ static void add_json(json_t *items, const struct moe_stressed *s)
     fclose(f);
     json_t *list = json_array();
     for (int i = 0; i < s->verdicts->n; i++)
-        json_array_append_new(list, moe_verdict_json(&s->verdicts->item[i]));
-    json_array_append_new(items, json_pack("{s:o, s:s, s:s, s:o}", "verdicts", list, "routing", s->routing,
-                                           "tokens", s->tokens, "scenario", moe_json_text(text)));
+        json_array_append_new(list, moe_verdict_json(&s->verdicts->item[i], s->scenario));
+    json_t *classes = json_array(), *adverse = json_array();
+    for (int i = 0; i < 32; i++)
+        if (s->classes >> i & 1) json_array_append_new(classes, json_sprintf("C%d", i));
+    for (int i = 0; i < s->n_adverse; i++) json_array_append_new(adverse, json_integer(s->adverse[i]));
+    json_array_append_new(items, json_pack("{s:o, s:o, s:s, s:o, s:I, s:b, s:o}", "classes", classes,
+                                           "verdicts", list, "routing", s->routing, "adverse_ranks", adverse,
+                                           "tokens", (json_int_t)s->tokens, "complete", s->complete,
+                                           "scenario", moe_json_text(text)));
     free(text);
 }
 
@@ -99,10 +105,17 @@ static void print_found(void *ctx, const struct moe_stressed *s)
     if (p->n > 1) puts("---");
     for (int i = 0; i < s->verdicts->n; i++) {
         printf("# ");
-        moe_print_verdict(&s->verdicts->item[i], stdout);
+        moe_print_verdict(&s->verdicts->item[i], s->scenario, stdout);
         putchar('\n');
     }
-    printf("# %s, %s: the smallest of its class\n", s->routing, s->tokens);
+    printf("# the smallest of");
+    for (int i = 0; i < 32; i++)
+        if (s->classes >> i & 1) printf(" C%d", i);
+    printf("%s: %lld token%s", s->complete ? "" : " so far (the search was cut short)", (long long)s->tokens,
+           s->tokens == 1 ? "" : "s");
+    if (s->n_adverse) printf(", on rank%s ", s->n_adverse == 1 ? "" : "s");
+    moe_print_numbers(s->adverse, s->n_adverse, stdout);
+    printf("%s %s\n", s->n_adverse ? "" : ",", s->n_adverse ? s->routing : "rows spread evenly");
     write_scenario(s->scenario, stdout);
 }
 
@@ -121,7 +134,7 @@ int moe_check_stress(const struct moe_args *args)
         moe_print_json(
             json_pack("{s:s, s:i, s:O}", "schema", "moesim.stress/1", "tried", n_tried, "found", p.items));
     } else
-        printf("# %d adversarial routings tried, %d shown\n", n_tried, p.n);
+        printf("# %d routings tried, %d shown\n", n_tried, p.n);
     err = p.n ? moe_exit_code(MOE_EVERDICT) : MOE_OK;
 done:
     if (p.items) json_decref(p.items);

@@ -273,6 +273,7 @@ void moe_emit(struct moe_builder *b, struct moe_op op)
 {
     struct moe_block *block = &b->s->roles[b->role].blocks[b->block];
     op.id = block->n_ops;
+    op.line = b->line;
     if (!op.serves) op.of_block = op.of_id = -1;
     derive_waits(b, &op);
     if (op.kind == MOE_KERNEL && op.bytes == MOE_UNSET && moe_kernel_cost[op.kernel] == MOE_COST_MEMORY) {

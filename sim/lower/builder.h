@@ -12,6 +12,7 @@ struct moe_track; /* what the builder remembers of a buffer */
 struct moe_builder {
     struct moe_schedule *s;
     int role, block; /* being written */
+    int line;        /* of the scenario: operations are emitted for the step there; 0: for none */
     int cap_track;
     struct moe_track *track; /* [cap_track] by buffer */
 };

@@ -107,7 +107,7 @@ static struct moe_ref dispatch(enum moe_transport by, struct moe_builder *b, con
 void moe_lower_once(struct moe_builder *b, const struct moe_layer *m, const struct moe_carriers *by)
 {
     int P = moe_const(b, m->ep_size), e = moe_const(b, m->n_experts / m->ep_size);
-    struct moe_ref peer_slot = ids(b, m, "peer_slot", m->T, P);
+    struct moe_ref peer_slot = ids(b, m, "peer_row_of_choice", m->T, P);
     struct arrivals in = spread(b, m, by, peer_slot);
     struct moe_ref expert = dispatch(by->beside, b, m, &in, "experts", m->expert, false, m->K, peer_slot);
     struct moe_ref prob = dispatch(by->beside, b, m, &in, "probs", m->prob, true, e, peer_slot);

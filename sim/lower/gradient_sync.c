@@ -190,6 +190,7 @@ static void emit_step(struct moe_builder *b, const struct moe_lower_sync *sync,
 {
     struct moe_factor group = {MOE_FACTOR_GROUP, step->over};
     if (!moe_sync_is_of(step, &t->p) || !is_on(b, step)) return;
+    b->line = step->line;
     if (sums(step)) emit_sum(b, t, moe_sync_comm(sync, step->over), t->p.shard < 0 ? MOE_UNSET : sync->rows);
     switch (step->act) {
     case MOE_SYNC_AVERAGE: emit_scale(b, t, product(b, sync, 1, &group), MOE_UNSET); break;
@@ -202,6 +203,7 @@ static void emit_step(struct moe_builder *b, const struct moe_lower_sync *sync,
     case MOE_SYNC_UPDATE: emit_update(b, sync, t); break;
     default: break;
     }
+    b->line = 0;
 }
 
 static const enum moe_pass pass_of[MOE_SYNC_ACT_COUNT] = {[MOE_SYNC_SUM] = MOE_SYNC,
@@ -244,12 +246,19 @@ static int lower_steps(struct moe_builder *b, const struct moe_lower_sync *sync,
 
 /* ---- what is shared out in buckets ---- */
 
+static void reduce_bucket(struct moe_builder *b, const struct moe_lower_sync *sync, int bucket)
+{
+    b->line = sync->order.step[sync->buckets->bucket[bucket].step].line;
+    moe_bucket_reduce(b, sync->buckets, bucket);
+    b->line = 0;
+}
+
 static void lower_bucket(struct moe_builder *b, const struct moe_lower_sync *sync, int bucket, int from,
                          int to)
 {
     for (int step = from; step < to; step++) {
         if (sync->order.step[step].act == MOE_SYNC_REDUCE_SCATTER) {
-            if (sync->buckets->bucket[bucket].step == step) moe_bucket_reduce(b, sync->buckets, bucket);
+            if (sync->buckets->bucket[bucket].step == step) reduce_bucket(b, sync, bucket);
             continue;
         }
         for (int i = 0; i < sync->buckets->n_placed; i++) {
@@ -295,10 +304,13 @@ static void lower_parts(struct moe_builder *b, const struct moe_lower_sync *sync
 static void lower_gathers(struct moe_builder *b, const struct moe_lower_sync *sync, int from, int to)
 {
     moe_run_block(b, new_block(b, sync, from, "buckets", false), 0);
-    for (int step = from; step < to; step++)
+    for (int step = from; step < to; step++) {
+        b->line = sync->order.step[step].line;
         for (int k = 0; k < sync->buckets->n; k++)
             if (!strcmp(sync->order.step[sync->buckets->bucket[k].step].of, sync->order.step[step].of))
                 moe_bucket_gather(b, sync->buckets, k, moe_sync_comm(sync, sync->order.step[step].over));
+    }
+    b->line = 0;
 }
 
 /* The steps between reductions, and the reductions, of what is not done yet. */
@@ -311,7 +323,7 @@ static void lower_buckets(struct moe_builder *b, const struct moe_lower_sync *sy
         moe_run_block(b, new_block(b, sync, end, "buckets", false), 0);
         for (int k = 0; k < sync->buckets->n; k++)
             if (sync->buckets->bucket[k].step == end && !sync->buckets->bucket[k].reduced)
-                moe_bucket_reduce(b, sync->buckets, k);
+                reduce_bucket(b, sync, k);
     }
 }
 
@@ -438,8 +450,10 @@ static void lower_norms(struct moe_builder *b, struct moe_lower_sync *sync, int 
         int comm = last < 0 ? -1 : moe_sync_comm(sync, sync->order.step[last].over);
         if (last < from || last >= to || !sync->order.step[last].over || !is_shared(b->s, comm)) continue;
         if (block < 0) moe_run_block(b, block = moe_new_block(b, "norm", MOE_CLIPPING, false), 0);
+        b->line = sync->order.step[last].line;
         emit_norm_sum(b, sync, experts ? "sum_expert_norm" : "sum_shared_norm", comm,
                       experts ? sync->expert_norm : sync->shared_norm);
+        b->line = 0;
     }
 }
 
@@ -507,6 +521,7 @@ static int read_broadcasts(struct moe_builder *b, const struct moe_scenario *sc,
                                 step->line, param->name);
             param->broadcast = true;
             param->broadcast_comm = moe_sync_comm(sync, step->over);
+            param->broadcast_line = step->line;
         }
     }
     return MOE_OK;
@@ -519,6 +534,7 @@ int moe_lower_sync_open(struct moe_builder *b, const struct moe_scenario *sc, co
         .act = MOE_SYNC_DIVIDE, .of = "all", .n_by = 1, .by = {{MOE_FACTOR_TOKENS, 0}}};
     bool mean = sc->loss == MOE_MEAN_OF_RANKS;
     struct moe_sync_order written = sc->sync;
+    b->s->sync_line = sc->sync.line;
     MOE_TRY(moe_sync_check(b, sc));
     if (!sc->sync.n) moe_sync_default(mean, sc->clip_norm > 0, sc->distributed.on, &written);
     *out = (struct moe_lower_sync){.sc = sc, .groups = *groups, .one = moe_const(b, 1)};

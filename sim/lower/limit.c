@@ -81,7 +81,8 @@ void moe_lower_limit(struct moe_builder *b, struct moe_layer *m, const struct mo
     int C = limit.capacity, one = moe_const(b, 1), G = moe_max(b, moe_lower_group(b, capacity, m->T), one);
     int first = limit.order == MOE_LIMIT_RANDOM ? first_token(b, m) : moe_const(b, 0);
     int n_groups = moe_max(b, moe_ceil(b, m->T, G, 1), one), TK = moe_mul(b, m->T, m->K);
-    struct moe_ref slot = moe_ref(moe_new_buffer(b, "kept_slot", MOE_BUF_INDEX, MOE_I32, m->n_layers, TK));
+    struct moe_ref slot =
+        moe_ref(moe_new_buffer(b, "kept_row_of_choice", MOE_BUF_INDEX, MOE_I32, m->n_layers, TK));
     struct moe_ref expert =
         moe_ref(moe_new_buffer(b, "kept_expert", MOE_BUF_INDEX, MOE_I32, m->n_layers, TK));
     struct moe_ref kept = moe_ref(moe_new_buffer(b, "kept", MOE_BUF_INDEX, MOE_I64, m->n_layers, m->E));

@@ -131,7 +131,7 @@ static void make_buffers(struct moe_builder *b, struct model *m)
     m->logits = moe_rows(b, y, "logits", y->T, y->E);
     y->prob = moe_rows(b, y, "prob", y->T, y->E);
     y->expert = buffer(b, "expert", MOE_BUF_INDEX, MOE_I32, y->n_layers, TK);
-    y->slot = buffer(b, "slot", MOE_BUF_INDEX, MOE_I32, y->n_layers, TK);
+    y->slot = buffer(b, "row_of_choice", MOE_BUF_INDEX, MOE_I32, y->n_layers, TK);
     y->counts = buffer(b, "counts", MOE_BUF_COUNTS, MOE_I64, y->n_layers, y->E);
     y->n_rows = TK;
 }
@@ -186,7 +186,7 @@ struct moe_ref moe_lower_received(struct moe_builder *b, const struct moe_layer 
     int e = moe_const(b, m->n_experts / m->ep_size), n = moe_sum(b, in->of_expert),
         choices = moe_mul(b, in->n, m->K);
     struct moe_ref slot =
-        moe_ref(moe_new_buffer(b, "local_slot", MOE_BUF_INDEX, MOE_I32, m->n_layers, choices));
+        moe_ref(moe_new_buffer(b, "local_row_of_choice", MOE_BUF_INDEX, MOE_I32, m->n_layers, choices));
     struct moe_ref rows = moe_rows(b, m, "rows", n, m->H), partial = moe_rows(b, m, "partial", in->n, m->H);
     struct moe_ref expert = in->expert;
     struct moe_op select = {.name = "select",

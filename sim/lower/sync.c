@@ -107,7 +107,7 @@ int moe_sync_read(const struct moe_yaml *node, struct moe_sync_order *out)
     if (node->kind != MOE_YAML_LIST || !node->n || node->n > MOST)
         return moe_fail(MOE_EINPUT, "%s:%d: gradient_sync: expected a list of 1 to %d steps", node->file,
                         node->line, MOST);
-    *out = (struct moe_sync_order){node->n, moe_alloc((size_t)node->n, sizeof *out->step)};
+    *out = (struct moe_sync_order){.n = node->n, .step = moe_alloc((size_t)node->n, sizeof *out->step)};
     int err = MOE_OK;
     for (int i = 0; i < node->n && err >= 0; i++) err = read_step(&node->item[i], &out->step[i]);
     if (err < 0) moe_sync_free(out);
@@ -138,7 +138,7 @@ void moe_sync_default(bool mean_of_ranks, bool clips, bool distributed, struct m
         {.act = MOE_SYNC_ALL_GATHER, .of = "experts", .over = MOE_GROUP_EDP},
     };
     enum { N = sizeof steps / sizeof *steps };
-    *out = (struct moe_sync_order){0, moe_alloc(N, sizeof *out->step)};
+    *out = (struct moe_sync_order){.step = moe_alloc(N, sizeof *out->step)};
     for (int i = 0; i < N; i++)
         if ((clips || (steps[i].act != MOE_SYNC_NORM && steps[i].act != MOE_SYNC_CLIP)) &&
             (distributed || steps[i].act != MOE_SYNC_ALL_GATHER))

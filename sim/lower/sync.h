@@ -81,6 +81,7 @@ struct moe_sync_step {
 struct moe_sync_order {
     int n;
     struct moe_sync_step *step; /* [n]; NULL: none was written */
+    int line;                   /* of the key, 0: nobody wrote it */
 };
 
 /* Reads the list. Errors: MOE_EINPUT "file:line: ..." for what is no such list, unknown keys, words and

@@ -166,7 +166,7 @@ static const struct {
     /* One bucket, and the sum over stages before it is shared out, or behind. */
     {4, 1, pp, SINGLE "gradient_sync: [" TIED SHARE DIVIDE NORMS GATHER, NULL, 0},
     {4, 1, pp, SINGLE "gradient_sync: [" SHARE TIED DIVIDE NORMS GATHER,
-     "the gradient of embedding lacks 1 contributions", 1u << 4},
+     "the gradient of embedding lacks the contributions of 1 of the 4 ranks", 1u << 4},
     {4, 1, NULL, SINGLE, NULL, 0},
     /* Experts by the names of their parameters, beside shared parameters or without. */
     {4, 2, NULL,
@@ -198,15 +198,15 @@ static const struct {
      "lacks", 1u << 4},
     /* Nothing is gathered, or experts are not. */
     {4, 2, NULL, "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}]\n",
-     "elements that are not their own, updated once", 1u << 4},
+     "elements that were not updated once, on one rank", 1u << 4},
     {4, 2, NULL,
      "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}, {do: all_gather, of: shared, over: dp}]\n",
-     "elements that are not their own, updated once", 1u << 4},
+     "elements that were not updated once, on one rank", 1u << 4},
     /* Gathered before the update. */
     {4, 2, NULL,
      "gradient_sync: [" SHARE DIVIDE NORMS
      "{do: all_gather, of: shared, over: dp}, {do: all_gather, of: experts, over: edp}, {do: update}]\n",
-     "elements that are not their own, updated once", 1u << 4},
+     "elements that were not updated once, on one rank", 1u << 4},
     /* Gathered over ranks that have not all parts. */
     {4, 2, NULL,
      "gradient_sync: [" SHARE DIVIDE NORMS "{do: update}, {do: all_gather, of: shared, over: ep}, "
@@ -217,7 +217,7 @@ static const struct {
      "gradient_sync: [" SHARE DIVIDE "{do: norm, of: shared}, {do: norm, of: experts, over: world}, "
      "{do: clip}, " GATHER,
      "shared_norm lacks", 1u << 5},
-    {4, 1, NULL, "gradient_sync: [" SHARE NORMS DIVIDE GATHER, "is in no norm", 1u << 5},
+    {4, 1, NULL, "gradient_sync: [" SHARE NORMS DIVIDE GATHER, "before a later sum or division", 1u << 5},
     /* Twice. */
     {4, 1, NULL, "gradient_sync: [" SHARE DIVIDE "{do: norm, of: router, over: world}, " NORMS GATHER,
      "is not in shared_norm once", 1u << 5},
@@ -228,7 +228,7 @@ static const struct {
     {4, 2, NULL,
      "gradient_sync: [{do: reduce_scatter, over: dp}, " DIVIDE NORMS
      "{do: update}, {do: all_gather, over: dp}]\n",
-     "contributions that are not its own", 1u << 4},
+     "ranks that hold other experts: it is summed over 4 ranks", 1u << 4},
     /* Three ranks cannot share a bucket that is not padded. */
     {3, 1, NULL, "distributed_optimizer: {pad: false}\n",
      "elements of a bucket that are left when its ranks share it, so on rank 0: 1 is above 0", 1u << 8},

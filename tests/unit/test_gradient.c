@@ -136,7 +136,7 @@ static void test_parts_of_a_bucket(void **state)
         to[r] = cell(x.bucket, r, begin, part[r]);
         begin += part[r];
     }
-    moe_gradient_sum(x.g, from, to, R, part);
+    moe_gradient_sum(x.g, from, to, R, part, &(struct moe_op){0});
     for (int r = 0; r < R; r++)
         for (int64_t i = 0; i < 12; i++) {
             struct moe_cell in = cell(x.bucket, r, i, 1), of;

@@ -88,8 +88,11 @@ static const struct {
     /* All copies of an expert: what nobody computes from any row needs no sum, and nothing else does. */
     {4, 2, NULL, "empty_rank: skip_weights\n" EMPTY_ON_4, NULL, 0},
     {4, 2, NULL, "empty_rank: skip_weights\ndispatcher: allgather\n" EMPTY_ON_4, NULL, 0},
-    {4, 1, NULL, UNSUMMED EMPTY_ON_4, "lacks 3 contributions", C(4)},
-    {4, 2, NULL, UNSUMMED EMPTY_ON_4, "lacks 1 contributions, one of rank 2", C(4)},
+    {4, 1, NULL, UNSUMMED EMPTY_ON_4, "lacks the contributions of 3 of the 4 ranks", C(4)},
+    {4, 2, NULL, UNSUMMED EMPTY_ON_4,
+     "lacks the contributions of 1 of the 2 ranks that hold a copy of it: no step sums it over them, so on "
+     "rank 0: of rank 2",
+     C(4)},
     {2, 2, NULL, "dispatcher: allgather\nprobs_gradient: returned\n", NULL, 0},
     {2, 2, NULL, "dispatcher: allgather\nprobs_gradient: lost\n",
      "gradient of gather_probs, which nothing passes on", C(4)},

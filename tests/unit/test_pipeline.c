@@ -117,8 +117,7 @@ static void test_deletions(void **state)
                 (size_t)(--first->n_instances - i) * sizeof *first->itinerary);
         break;
     }
-    assert_true(1u << 4 &
-                check(&whole, "embedding runs 1 times too rarely for what its forward pass computed"));
+    assert_true(1u << 4 & check(&whole, "its backward pass runs 1 time less often than its forward pass"));
     close_piped(&whole);
 }
 

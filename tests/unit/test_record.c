@@ -96,7 +96,7 @@ static void capture(const char *path, const char *text, const struct moe_schedul
         assert_int_equal(moe_execute_step(x, token, target, loss), MOE_OK);
         for (int layer = 0; layer < LAYERS; layer++) {
             int64_t n;
-            const int32_t *slot = moe_execute_buffer(x, find_buffer(s, "kept_slot"), layer, &n);
+            const int32_t *slot = moe_execute_buffer(x, find_buffer(s, "kept_row_of_choice"), layer, &n);
             for (int64_t i = 0; i < n; i++) *dropped += slot[i] < 0;
         }
         assert_int_equal(moe_recorder_step(recorder, x, step, *loss, 1000 * (step + 1)), MOE_OK);

@@ -44,13 +44,23 @@ static unsigned classes_of(const char *more, const char *says)
     return classes_with("12", more, says);
 }
 
+struct order {
+    const char *list, *says;
+    unsigned classes;
+};
+static void expect_orders(const struct order *order, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        unsigned classes = classes_of(order[i].list, order[i].says);
+        if (classes != order[i].classes)
+            fail_msg("order %zu: classes %x, not %x", i, classes, order[i].classes);
+    }
+}
+
 static void test_orders(void **state)
 {
     (void)state;
-    static const struct {
-        const char *list, *says;
-        unsigned classes;
-    } order[] = {
+    static const struct order order[] = {
         {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END, NULL, 0},
         /* The same in other orders: divisions and sums change places, experts first. */
         {"gradient_sync:\n" DIVIDE RIGHT_SUMS RIGHT_NORMS END, NULL, 0},
@@ -65,7 +75,8 @@ static void test_orders(void **state)
          "  - {do: broadcast, of: experts, over: edp}\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END,
          NULL, 0},
         {"gradient_sync:\n  - {do: broadcast, over: world}\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END,
-         "w2 begins as a copy of that of another rank, which holds other experts of it, so on rank 1: of "
+         "each of 2 parameters (first w1, w2) begins as a copy of that of another rank, which holds other "
+         "experts of it, so on rank 1: of "
          "rank 0",
          1u << 16},
         /* Norms in two goes; of each parameter by its name. */
@@ -83,34 +94,52 @@ static void test_orders(void **state)
         /* Experts divided by the copies that they have: ep times too large. */
         {"loss: mean_of_ranks\ngradient_sync:\n  - {do: average, of: shared, over: dp}\n"
          "  - {do: average, of: experts, over: edp}\n" RIGHT_NORMS END,
-         "the gradient of w1 is 2 times what it should be; the last division was scale_w1, by 2", 1u << 3},
+         "(first w1, w2) is 2 times what it should be: the last division of it is by 2, expected by 4",
+         1u << 3},
         /* Experts summed over all ranks: those of other experts are added. */
         {"gradient_sync:\n  - {do: sum, over: world}\n" DIVIDE RIGHT_NORMS END,
-         "the gradient of w1 holds 2 contributions that are not its own", 1u << 4},
+         "also holds the contributions of 2 ranks that hold other experts: it is summed over 4 ranks, "
+         "expected "
+         "over the 2 that hold a copy of it",
+         1u << 4},
         {"gradient_sync:\n  - {do: sum, of: shared, over: dp}\n" DIVIDE RIGHT_NORMS END,
-         "the gradient of w2 lacks 1 contributions", 1u << 4},
+         "(first w1, w2) lacks the contributions of 1 of the 2 ranks that hold a copy of it: no step sums it",
+         1u << 4},
         /* One parameter forgotten. */
         {"gradient_sync:\n" RIGHT_SUMS "  - {do: divide, of: experts, by: world_tokens}\n"
          "  - {do: divide, of: router, by: world_tokens}\n" RIGHT_NORMS END,
-         "the gradient of wqkv is 48 times", 1u << 3},
+         "(first attention_gain, wqkv, wo) is 48 times what it should be: no step divides it, expected by 48",
+         1u << 3},
+    };
+    expect_orders(order, sizeof order / sizeof *order);
+}
+
+static void test_norms(void **state)
+{
+    (void)state;
+    static const struct order order[] = {
         /* Clipped by what the rank's own experts have; then by shared parameters counted four times. */
-        {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: norm}\n" END, "expert_norm lacks", 1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: norm}\n" END,
+         "expert_norm lacks the squares of 1 of the 2 ranks that together hold every parameter once, and "
+         "others "
+         "clip by another norm: it is summed over no other rank, so on rank 0: of rank 1",
+         1u << 5},
         {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: norm, of: shared, over: world}\n"
          "  - {do: norm, of: experts, over: ep}\n" END,
-         "shared_norm holds", 1u << 5},
+         "shared_norm counts parameters more than once: it is summed over 4 ranks, expected over 1 that "
+         "together "
+         "hold every parameter once, so on rank 0: rank 3 holds copies",
+         1u << 5},
         /* The norm is taken before the division; not clipped at all; clipped twice. */
-        {"gradient_sync:\n" RIGHT_SUMS RIGHT_NORMS DIVIDE END, NULL, 1u << 5},
-        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: update}\n", "clipped 1 times too rarely",
-         1u << 5},
-        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: clip}\n" END, "clipped 1 times too often",
-         1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS RIGHT_NORMS DIVIDE END,
+         "before a later sum or division: measure it behind them", 1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: update}\n",
+         "is clipped 0 times before it is used, expected 1: no step clips it", 1u << 5},
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: clip}\n" END,
+         "is clipped 2 times before it is used, expected 1: leave this one out", 1u << 5},
         {"gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: clip}\n", "is updated 0 times", 1u << 4},
     };
-    for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
-        unsigned classes = classes_of(order[i].list, order[i].says);
-        if (classes != order[i].classes)
-            fail_msg("order %zu: classes %x, not %x", i, classes, order[i].classes);
-    }
+    expect_orders(order, sizeof order / sizeof *order);
 }
 
 /* A rank without a token has nothing to add to shared parameters, but divided by its 0 tokens that is NaN. */
@@ -119,9 +148,67 @@ static void test_divided_by_no_tokens(void **state)
     (void)state;
     static const char *const list = "gradient_sync:\n  - {do: divide, of: shared, by: tokens}\n" RIGHT_SUMS
                                     "  - {do: divide, of: experts, by: world_tokens}\n" RIGHT_NORMS END;
-    assert_int_equal(classes_with("[12, 0, 0, 0]", list, "by several factors: inf times"), 1u << 3);
+    assert_int_equal(
+        classes_with("[12, 0, 0, 0]", list, "by several factors, so on rank 0: that of rank 3 is inf times"),
+        1u << 3);
     assert_int_equal(
         classes_with("[12, 0, 0, 0]", "gradient_sync:\n" RIGHT_SUMS DIVIDE RIGHT_NORMS END, NULL), 0);
+}
+
+/* One mistake is one verdict, of all parameters that it concerns, and names the line of the step that makes
+ * it, or of the list (line 4) where one is missing. */
+static void test_lines(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *list;
+        int check_class, line, n_params;
+        const char *first;
+    } mistake[] = {
+        {"  - {do: sum, over: world}\n" DIVIDE RIGHT_NORMS END, 4, 5, 2, "w1"},
+        {"  - {do: sum, of: experts, over: edp}\n" DIVIDE RIGHT_NORMS END, 4, 4, 7, "attention_gain"},
+        {"  - {do: sum, of: shared, over: ep}\n  - {do: sum, of: experts, over: edp}\n" DIVIDE RIGHT_NORMS
+             END,
+         4, 5, 7, "attention_gain"},
+        {RIGHT_SUMS "  - {do: sum, of: shared, over: dp}\n" DIVIDE RIGHT_NORMS END, 3, 7, 7,
+         "attention_gain"},
+        {RIGHT_SUMS DIVIDE "  - {do: divide, of: w1, by: 2}\n" RIGHT_NORMS END, 3, 8, 1, "w1"},
+        {RIGHT_SUMS "  - {do: divide, of: experts, by: world_tokens}\n" RIGHT_NORMS END, 3, 4, 7,
+         "attention_gain"},
+        {"  - {do: divide, by: dp}\n" RIGHT_SUMS RIGHT_NORMS END, 3, 5, 9, "attention_gain"},
+        {RIGHT_SUMS DIVIDE "  - {do: norm}\n" END, 5, 8, 0, NULL},
+        {RIGHT_SUMS DIVIDE
+         "  - {do: norm, of: shared, over: world}\n  - {do: norm, of: experts, over: ep}\n" END,
+         5, 8, 0, NULL},
+        {RIGHT_SUMS DIVIDE "  - {do: norm, of: shared}\n" END, 5, 4, 2, "w1"},
+        {RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: update}\n", 5, 4, 9, "attention_gain"},
+        {RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: clip}\n" END, 5, 11, 9, "attention_gain"},
+        {RIGHT_SUMS DIVIDE RIGHT_NORMS "  - {do: clip}\n", 4, 4, 9, "embedding"},
+        {RIGHT_SUMS DIVIDE RIGHT_NORMS END "  - {do: update, of: wo}\n", 4, 12, 1, "wo"},
+    };
+    for (size_t i = 0; i < sizeof mistake / sizeof *mistake; i++) {
+        char more[1024];
+        snprintf(more, sizeof more, "gradient_sync:\n%s", mistake[i].list);
+        struct moe_scenario *sc = fixture_scenario(4, 2, "12", more);
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_routing *r = fixture_routing(sc);
+        struct moe_verdicts v;
+        moe_check(s, r, &v);
+        const struct moe_verdict *at = NULL;
+        for (int k = 0; k < v.n; k++) {
+            if (v.item[k].check_class != mistake[i].check_class) continue;
+            if (at) fail_msg("mistake %zu: '%s', and '%s'", i, at->text, v.item[k].text);
+            at = &v.item[k];
+        }
+        if (!at) fail_msg("mistake %zu: no C%d", i, mistake[i].check_class);
+        if (at->line != mistake[i].line || at->n_params != mistake[i].n_params)
+            fail_msg("mistake %zu: line %d, of %d parameters: %s", i, at->line, at->n_params, at->text);
+        if (mistake[i].first) assert_string_equal(at->params[0], mistake[i].first);
+        moe_verdicts_free(&v);
+        moe_routing_free(r);
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
 }
 
 static struct moe_sim_result simulate(struct moe_scenario *sc)
@@ -260,9 +347,14 @@ static void test_bad_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_orders),    cmocka_unit_test(test_divided_by_no_tokens),
-        cmocka_unit_test(test_default),   cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_bad_lists), cmocka_unit_test(test_bad_names),
+        cmocka_unit_test(test_norms),
+        cmocka_unit_test(test_orders),
+        cmocka_unit_test(test_divided_by_no_tokens),
+        cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_default),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_bad_lists),
+        cmocka_unit_test(test_bad_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
