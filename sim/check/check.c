@@ -91,8 +91,10 @@ static unsigned char *written(const struct moe_checker *c, int rank, struct moe_
 static bool looks_away(struct moe_checker *c, int rank, const struct moe_here *h, int read)
 {
     if (h->op->kind == MOE_COLLECTIVE) {
-        const enum moe_buffer_role role = c->s->buffers[h->op->reads[0].buffer].role;
-        if (role == MOE_BUF_INDEX || role == MOE_BUF_COUNTS) return false; /* the executor would not know */
+        const struct moe_buffer *b = &c->s->buffers[h->op->reads[0].buffer];
+        if (b->role == MOE_BUF_INDEX || b->role == MOE_BUF_COUNTS ||
+            moe_eval(c->s, c->host, b->extent, rank, h->layer, 0) == MOE_UNKNOWN)
+            return false; /* a run would ask for it */
         return moe_check_enter(c, rank, h) && !c->place[rank].send.total;
     }
     if (h->op->kind == MOE_KERNEL && h->op->kernel == MOE_K_LIMIT && read == 0)

@@ -291,7 +291,7 @@ static void say(const struct trial *t, const struct outcome *o, const char *what
            moe_pass_text[m->block->pass], m->op->name, mutation_field_text[m->field], m->place, m->before,
            m->after, end_text[o->end], o->error, rule_text[rule]);
     printf("%s", text);
-    if (rule != RULE_NONE && !getenv("ALL")) return;
+    if (rule != RULE_NONE) return;
     print_indented(t->scene.text);
 }
 
