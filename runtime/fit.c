@@ -70,6 +70,10 @@ int moe_execute_fit_form(struct moe_execution *x)
             return moe_fail(MOE_EFAILED, "%s: adds to %s, and %s only replaces its %s", moe_execute_label(x),
                             x->s->buffers[op->writes[i].buffer].name, moe_kernel_text[op->kernel],
                             k->writes[i].name);
+        const char *other, *wrong = moe_kernel_overlap(x->s, k, op, i, &other);
+        if (wrong)
+            return moe_fail(MOE_EFAILED, "%s: writes %s, which %s %s", moe_execute_label(x),
+                            x->s->buffers[op->writes[i].buffer].name, wrong, other);
     }
     return MOE_OK;
 }

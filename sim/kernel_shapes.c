@@ -187,3 +187,21 @@ enum moe_type moe_kernel_type(const struct moe_kernel_shape *k)
             return MOE_TYPE_COUNT;
     return k->writes[0].type;
 }
+
+const char *moe_kernel_overlap(const struct moe_schedule *s, const struct moe_kernel_shape *k,
+                               const struct moe_op *op, int w, const char **other)
+{
+    const struct moe_operand *o = &k->writes[w];
+    for (int i = 0; i < op->n_reads; i++) {
+        bool same = moe_same_slot(s, op->reads[i], op->writes[w]), named = !strcmp(k->reads[i].name, o->name);
+        *other = k->reads[i].name;
+        if (named && !same) return "is not what it reads as";
+        if (same && !named && !(o->in_place && i == 0)) return "is also read, as";
+    }
+    for (int i = 0; i < w; i++)
+        if (moe_same_slot(s, op->writes[i], op->writes[w])) {
+            *other = k->writes[i].name;
+            return "is also written, as";
+        }
+    return NULL;
+}

@@ -69,6 +69,10 @@ struct moe_kernel_shape {
 struct moe_kernel_shape *moe_kernel_shapes(void);
 /* Has the operation as many dims, reads and writes as its kernel needs? *least: writes that it needs. */
 bool moe_kernel_has_lists(const struct moe_kernel_shape *k, const struct moe_op *op, int *least);
+/* Why a kernel must not write what writes[w] names: the words before the name of the operand *other; NULL: it
+ * may. What is changed in place is read and written under one name; nothing else overlaps. */
+const char *moe_kernel_overlap(const struct moe_schedule *s, const struct moe_kernel_shape *k,
+                               const struct moe_op *op, int w, const char **other);
 /* The type that an operation of this kernel has, where all its operands are integers; MOE_TYPE_COUNT: any. */
 enum moe_type moe_kernel_type(const struct moe_kernel_shape *k);
 /* Bit i: writes[i] may accumulate. Cost: one look at the row's text. */

@@ -67,14 +67,15 @@ static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct ma
     const struct moe_op *op = m->did;
     const int layer = m->h.layer;
     const struct moe_kernel_shape *k = &c->shapes[op->kernel];
-    uint64_t n = moe_check_mix(1, (uint64_t)op->kernel);
+    const bool gradients_tell = m->h.block->pass > MOE_BACKWARD && op->kernel == MOE_K_SCALE;
+    uint64_t n = moe_check_mix(1, (uint64_t)(gradients_tell ? MOE_K_COPY : op->kernel));
     if (k->uses & MOE_USES_FACTOR) n = moe_check_mix(n, of_double(op->factor));
     if (k->uses & MOE_USES_DECAY) n = moe_check_mix(n, of_double(op->decay));
     if (k->uses & MOE_USES_MODE) n = moe_check_mix(n, (uint64_t)op->mode);
     if (k->uses & MOE_USES_MODE && (op->mode & MOE_LIMIT_ORDER) == MOE_LIMIT_RANDOM)
         n = moe_check_mix(n, op->seed);
     if (k->uses & MOE_USES_TRANS) n = moe_check_mix(n, (uint64_t)m->trans);
-    if (k->uses & MOE_USES_DIVISOR && m->h.block->pass <= MOE_BACKWARD) /* then gradients tell */
+    if (k->uses & MOE_USES_DIVISOR && !gradients_tell)
         n = moe_check_mix(moe_check_mix(n, of_factor(c, rank, op->divisor, layer)),
                           of_factor(c, rank, op->times, layer));
     for (int i = 0; i < op->n_dims && op->kernel != MOE_K_SELECT && same_tokens; i++)

@@ -64,6 +64,21 @@ static bool is_vector(const struct pair *p, int rows, int columns)
     return everywhere(p, rows, columns, moe_check_is_vector);
 }
 
+/* Does nothing come of the forward operation, on any rank of the role? */
+static bool is_idle(const struct pair *p)
+{
+    const struct moe_schedule *s = p->c->s;
+    const struct moe_role *role = &s->roles[p->role];
+    struct moe_here e = {.block_id = p->b->of_block, .block = &role->blocks[p->b->of_block], .op = p->f};
+    for (int r = 0; r < s->n_ranks; r++)
+        for (int n = 0; n < role->n_instances && s->role_of[r] == p->role; n++) {
+            if (role->itinerary[n].block != e.block_id) continue;
+            e.layer = role->itinerary[n].layer;
+            if (!moe_check_idle(p->c, r, &e)) return false;
+        }
+    return true;
+}
+
 /* Is a dim of the backward kernel that of the forward one? A sequence that is longer than the tokens is one
  * sequence, however long. */
 static bool same_dim(const struct pair *p, int i, int j)
@@ -129,7 +144,7 @@ static void check_product(const struct pair *p)
     bool wrong_b = kernel == MOE_K_GROUPED_WGRAD
                        ? f->trans_b && !is_vector(p, k, n)
                        : b->trans_b != trans_b && !is_vector(p, b->dims[2], b->dims[1]);
-    if (wrong_a || wrong_b) say(p, 14, "takes a matrix transposed, or not", "");
+    if ((wrong_a || wrong_b) && !is_idle(p)) say(p, 14, "takes a matrix transposed, or not", "");
     if (grouped && !same_groups(p, b->group, f->group))
         say(p, 14, "has the groups of", p->c->s->symbols[b->group].name);
 }

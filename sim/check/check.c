@@ -126,6 +126,13 @@ static bool is_left_out(const struct moe_checker *c, int rank, const struct moe_
     return op->kind == MOE_COLLECTIVE && op->when && !moe_eval(c->s, c->host, op->when, rank, h->layer, 0);
 }
 
+/* One that is above 63 bits is told where it divides. */
+static bool lacks_factor(struct moe_checker *c, int rank, const struct moe_here *h, int expr)
+{
+    return expr && moe_check_eval(c, c->host, expr, rank, h->layer) == MOE_UNKNOWN &&
+           !moe_eval_exceeds(c->s, c->host, expr, rank, h->layer, 0);
+}
+
 static bool sizes_known(struct moe_checker *c, int rank, const struct moe_here *h)
 {
     const struct moe_op *op = h->op;
@@ -135,6 +142,9 @@ static bool sizes_known(struct moe_checker *c, int rank, const struct moe_here *
     if (op->kind == MOE_COLLECTIVE) return moe_check_enter(c, rank, h);
     for (int i = 0; i < op->n_dims && op->kind == MOE_KERNEL; i++)
         if (moe_check_eval(c, c->host, op->dims[i], rank, h->layer) == MOE_UNKNOWN) return false;
+    if (op->kind == MOE_KERNEL &&
+        (lacks_factor(c, rank, h, op->divisor) || lacks_factor(c, rank, h, op->times)))
+        return false;
     bool grouped = op->kind == MOE_KERNEL && moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
     return !grouped || c->host.value(c->host.ctx, op->group, rank, h->layer, 0) != MOE_UNKNOWN;
 }
@@ -268,8 +278,9 @@ static void meet(struct moe_checker *c, int comm, int group)
     for (int i = 0; i < n; i++) h[i] = here_of(c, ranks[i]);
     moe_check_collective(c, h, comm, group);
     for (int i = 0; i < n && !c->stop; i++) {
-        if (c->place[ranks[i]].recv.total || !moe_check_is_summed(c, h[i].op->writes[0]))
-            mark_writes(c, ranks[i], &h[i]);
+        mark_writes(c, ranks[i], &h[i]);
+        if (!c->place[ranks[i]].recv.total && moe_check_is_summed(c, h[i].op->writes[0]))
+            *written(c, ranks[i], h[i].op->writes[0], h[i].layer) = 0; /* what was there is lost */
         step_over(c, ranks[i]);
     }
     free(h);

@@ -107,7 +107,7 @@ static void check_extent(struct moe_checker *c, int rank, const struct moe_here 
     moe_check_range(c, 1, rank, h, ref);
     bool whole = moe_reduces[h->op->collective] || moe_check_is_summed(c, ref);
     if (total == extent || (!whole && total < extent)) return;
-    if (total == 0 && !moe_reduces[h->op->collective]) return; /* it touches nothing */
+    if (total == 0 && !moe_reduces[h->op->collective]) return; /* what it writes is nothing */
     moe_check_verdict(c, 1, rank, moe_check_label(h),
                       "%s another number of elements than %s holds, so on rank %d: %" PRId64 " for %" PRId64,
                       sends ? "sends" : "receives", c->s->buffers[ref.buffer].name, rank, total, extent);

@@ -287,8 +287,7 @@ void moe_check_sum(struct moe_checker *c, const struct moe_here *h, const int *r
     case MOE_REDUCESCATTER: moe_gradient_sum(c->gradients, from, to, n, part, h[0].op); break;
     case MOE_ALLGATHER: moe_gradient_gather(c->gradients, from, to, n); break;
     default:
-        for (int i = 0; i < n; i++)
-            if (c->place[ranks[i]].recv.total) moe_gradient_zero(c->gradients, to[i]);
+        for (int i = 0; i < n; i++) moe_gradient_zero(c->gradients, to[i]);
     }
     free(from);
     free(to);

@@ -221,30 +221,21 @@ static bool check_overlap(struct moe_checker *c, int rank, const struct moe_here
     const struct moe_op *op = h->op;
     const struct moe_kernel_shape *k = &c->shapes[op->kernel];
     const struct moe_operand *o = &k->writes[w];
-    const char *name = c->s->buffers[op->writes[w].buffer].name, *wrong = NULL;
-    for (int i = 0; i < op->n_reads; i++) {
-        bool same = moe_same_slot(c->s, op->reads[i], op->writes[w]),
-             named = !strcmp(k->reads[i].name, o->name);
-        if (named && !same) wrong = "is not what it reads as";
-        if (same && !named && !(o->in_place && i == 0)) wrong = "is also read, as";
-        bool gradient = o->name[0] == 'd' && !strcmp(o->name + 1, k->reads[i].name);
+    const char *name = c->s->buffers[op->writes[w].buffer].name, *other;
+    const char *wrong = moe_kernel_overlap(c->s, k, op, w, &other);
+    for (int i = 0; i < op->n_reads && !wrong; i++) {
         int grad = c->s->buffers[op->reads[i].buffer].grad;
         struct moe_ref expected = op->reads[i];
         expected.buffer = grad;
-        if (gradient && !(grad == op->writes[w].buffer && moe_same_slot(c->s, expected, op->writes[w])))
-            wrong = "is not the gradient of";
-        if (wrong && !moe_check_idle(c, rank, h)) {
-            moe_check_verdict(c, 14, rank, moe_check_label(h), "writes %s, which %s %s", name, wrong,
-                              k->reads[i].name);
-            return false;
-        }
+        if (o->name[0] != 'd' || strcmp(o->name + 1, k->reads[i].name) != 0 || moe_check_idle(c, rank, h) ||
+            (grad == op->writes[w].buffer && moe_same_slot(c->s, expected, op->writes[w])))
+            continue;
+        wrong = "is not the gradient of";
+        other = k->reads[i].name;
     }
-    for (int i = 0; i < w; i++)
-        if (moe_same_slot(c->s, op->writes[i], op->writes[w])) {
-            moe_check_verdict(c, 14, rank, moe_check_label(h), "writes %s twice", name);
-            return false;
-        }
-    return true;
+    if (wrong)
+        moe_check_verdict(c, 14, rank, moe_check_label(h), "writes %s, which %s %s", name, wrong, other);
+    return !wrong;
 }
 
 static bool check_operand(struct moe_checker *c, int rank, const struct moe_here *h,
@@ -338,8 +329,11 @@ static bool check_experts(struct moe_checker *c, int rank, const struct moe_here
         if (shard < 0) continue;
         const struct moe_comm *m = &c->s->comms[shard];
         int64_t e = c->s->n_experts / moe_group_size(m, m->group_of[rank]);
-        return expect_dim(c, rank, h, 1, e, "experts of a rank") &&
-               expect_dim(c, rank, h, 3, e * m->index_of[rank], "the first expert of this rank");
+        const int64_t first = e * m->index_of[rank];
+        const bool last = first + e == c->s->n_experts; /* behind it there are none */
+        return ((last && moe_eval(c->s, c->device, h->op->dims[1], rank, h->layer, 0) > e) ||
+                expect_dim(c, rank, h, 1, e, "experts of a rank")) &&
+               expect_dim(c, rank, h, 3, first, "the first expert of this rank");
     }
     return true;
 }
@@ -352,6 +346,17 @@ static bool check_others(struct moe_checker *c, int rank, const struct moe_here 
     if (moe_kernel_cost[op->kernel] == MOE_COST_GROUPED)
         return expect_dim(c, rank, h, 0, moe_symbol_count(c->s, op->group, rank), "its groups");
     return true;
+}
+
+/* A run refuses what is negative, also where nothing is divided. */
+static bool check_factor(struct moe_checker *c, int rank, const struct moe_here *h, int expr,
+                         const char *what)
+{
+    int64_t value = expr ? moe_check_eval(c, c->device, expr, rank, h->layer) : 1;
+    if (value >= 0 || value == MOE_UNKNOWN) return true;
+    moe_check_verdict(c, 14, rank, moe_check_label(h), "has a negative %s, so on rank %d: %" PRId64, what,
+                      rank, value);
+    return false;
 }
 
 /* Parts lie in their slots, and what is changed in place is one part. */
@@ -392,6 +397,8 @@ bool moe_check_shapes(struct moe_checker *c, int rank, const struct moe_here *h)
         right &= check_extent(c, rank, h, &k->reads[i], op->reads[i], true);
     for (int i = 0; *state == EVALUATE && i < op->n_writes; i++)
         right &= check_extent(c, rank, h, &k->writes[i], op->writes[i], false);
+    right = right && check_factor(c, rank, h, op->divisor, "divisor");
+    right = right && check_factor(c, rank, h, op->times, "factor");
     return right && check_others(c, rank, h);
 }
 

@@ -67,19 +67,25 @@ static void say(struct walk *w, int check_class, struct moe_label at, const char
             moe_check_verdict(w->c, check_class, r, at, "%s %s%s", what, buffer, other);
 }
 
+struct span {
+    int64_t begin, end;
+};
+
+/* The elements that a reference names; all that may be where nobody knows. */
+static struct span span_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
+{
+    int64_t n = moe_eval(c->s, c->device, ref.n ? ref.n : c->s->buffers[ref.buffer].extent, rank, layer, 0),
+            begin = ref.n ? moe_eval(c->s, c->device, ref.begin, rank, layer, 0) : 0;
+    if (n == MOE_UNKNOWN || begin == MOE_UNKNOWN) return (struct span){0, INT64_MAX};
+    return (struct span){begin, moe_plus(begin, n)};
+}
+
 /* Have two references to one slot an element in common on a rank? */
 static bool meet(const struct moe_checker *c, int rank, struct moe_ref a, int layer_a, struct moe_ref b,
                  int layer_b)
 {
-    if (!a.n || !b.n) return true;
-    int64_t n_a = moe_eval(c->s, c->device, a.n, rank, layer_a, 0),
-            n_b = moe_eval(c->s, c->device, b.n, rank, layer_b, 0),
-            from_a = moe_eval(c->s, c->device, a.begin, rank, layer_a, 0),
-            from_b = moe_eval(c->s, c->device, b.begin, rank, layer_b, 0);
-    if (n_a == 0 || n_b == 0) return false;
-    if (n_a == MOE_UNKNOWN || n_b == MOE_UNKNOWN || from_a == MOE_UNKNOWN || from_b == MOE_UNKNOWN)
-        return true;
-    return from_a < moe_plus(from_b, n_b) && from_b < moe_plus(from_a, n_a);
+    struct span x = span_of(c, rank, a, layer_a), y = span_of(c, rank, b, layer_b);
+    return x.begin < x.end && y.begin < y.end && x.begin < y.end && y.begin < x.end;
 }
 
 /* Does an operation touch elements of a reference on a rank, where it is not idle? */

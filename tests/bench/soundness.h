@@ -128,6 +128,7 @@ struct trial {
     X(MIXED,   "C1: members enter another collective each; nothing moves, and MPI lets it pass") \
     X(COUNTS,  "C14 of limit: the counts that it reads tell the simulator; the kernel counts again") \
     X(NEEDS,   "C8 of the operation: the framework would stop here; the executor has no such test") \
+    X(ORDER,   "C8 of limit: nothing is above the capacity, so that no order of dropping shows") \
     X(OWN,     "a copy of what the rank updated itself, to where it is") \
     X(SETTING, "a rate, decay, coefficient or seed that the schedule says nowhere else")
 /* clang-format on */

@@ -86,11 +86,13 @@ enum rule explain_verdict(const struct trial *t, const struct moe_verdict *v)
     const char *op = t->m.op->name;
     bool here = is_here(t, v), shape = (v->check_class == 14 && here) || is_reverse(t, v),
          follows = v->check_class == 2 && is_of_rank(t, v) && strstr(v->text, "the host does not know");
-    if (t->o[1].end == END_REFUSED && v->check_class == 1) return RULE_MIXED;
+    if (t->o[1].end == END_REFUSED && v->check_class == 1 && here) return RULE_MIXED;
     if (t->m.op->needs && strstr(v->text, t->m.op->needs) && here) return RULE_NEEDS;
     if (here && copies_own(t)) return RULE_OWN;
     if (t->m.field == READ_BUFFER && t->m.place == 2 && !strcmp(op, "limit") && (shape || follows))
         return RULE_COUNTS;
+    if (t->m.field == MODE && v->check_class == 8 && here && !strcmp(t->scene.sc->capacity.rule, "dropless"))
+        return RULE_ORDER;
     return RULE_NONE;
 }
 

@@ -95,11 +95,24 @@ static void test_extents(void **state)
     must_refuse(rig, "layer 0 forward moe_norm: reads more elements of attended as x than 63 bits hold");
 }
 
+/* What is read as x must not be what is written as y; what is changed in place must. */
+static void test_overlap(void **state)
+{
+    (void)state;
+    struct moe_op *op;
+    struct rig *rig = layer(MOE_FORWARD, "moe_norm", &op);
+    op->writes[0] = op->reads[0];
+    must_refuse(rig, "layer 0 forward moe_norm: writes attended, which is also read, as x");
+    rig = layer(MOE_UPDATE, "update_wqkv", &op);
+    op->writes[0].shift = 1;
+    must_refuse(rig, "layer 1 update update_wqkv: writes wqkv, which is not what it reads as param");
+}
+
 int main(void)
 {
     const struct CMUnitTest all[] = {
         cmocka_unit_test(test_right), cmocka_unit_test(test_lists),   cmocka_unit_test(test_types),
-        cmocka_unit_test(test_adds),  cmocka_unit_test(test_extents),
+        cmocka_unit_test(test_adds),  cmocka_unit_test(test_extents), cmocka_unit_test(test_overlap),
     };
     return cmocka_run_group_tests(all, NULL, NULL);
 }
