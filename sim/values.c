@@ -449,7 +449,7 @@ void moe_values_collective(struct moe_values *v, const struct moe_op *const *ops
     struct content **out = moe_alloc((size_t)m.n, sizeof *out);
     m.from = moe_alloc((size_t)m.n, sizeof *m.from);
     for (int i = 0; i < m.n; i++) m.from[i] = read_cell(v, ops[i]->reads[0], m.members[i], layer);
-    mover *move = movers[ops[0]->collective];
+    mover *move = m.n == 1 ? allgather : movers[ops[0]->collective]; /* alone, all of them copy */
     if (move) move(v, &m, out); /* out stays empty where something is unknown */
     for (int i = 0; i < m.n; i++) store_cell(cell_of(v, ops[i]->writes[0], m.members[i], layer), out[i]);
     free(m.from);

@@ -127,6 +127,19 @@ static const struct made *find(const struct made *label, const struct made *list
     return NULL;
 }
 
+/* Does a collective bring the rank nothing, whatever the routing? */
+static bool brings_nothing(const struct moe_checker *c, int rank, const struct made *m)
+{
+    const struct moe_op *op = m->h.op;
+    const struct moe_comm *comm = &c->s->comms[op->comm];
+    if (op->kind != MOE_COLLECTIVE) return false;
+    int n = moe_recv_per_peer[op->collective] ? moe_group_size(comm, comm->group_of[rank]) : 1;
+    for (int i = 0; i < n; i++)
+        if (moe_eval(c->s, (struct moe_env){initial, (void *)c->s}, op->recv, rank, m->h.layer, i) != 0)
+            return false;
+    return true;
+}
+
 /* Nothing comes of what is idle: it may be taken for what the other rank does, as may a matrix that is its
  * own transpose. like: NULL: not asked. */
 static void take_for(const struct moe_checker *c, int rank, struct made *m, const struct made *like)
@@ -134,7 +147,7 @@ static void take_for(const struct moe_checker *c, int rank, struct made *m, cons
     const struct moe_op *op = m->did = m->h.op;
     m->trans = op->trans_a * 2 + op->trans_b;
     if (!like) return;
-    if (moe_check_idle(c, rank, &m->h)) {
+    if (moe_check_idle(c, rank, &m->h) || brings_nothing(c, rank, m)) {
         m->did = like->did;
         m->trans = like->trans;
     } else if (op->kernel == like->did->kernel && op->n_dims >= 3 &&

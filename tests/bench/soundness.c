@@ -295,6 +295,23 @@ static void say(const struct trial *t, const struct outcome *o, const char *what
     print_indented(t->scene.text);
 }
 
+/* On the rank that was changed, after two steps without the change, in every slot. */
+static bool reads_the_same(const struct trial *t)
+{
+    const struct moe_schedule *s = t->scene.s;
+    int64_t n_a, n_b;
+    if (t->m.field != READ_BUFFER || world->rank != t->m.rank || !t->after[1]) return false;
+    if (s->buffers[t->m.before].slots != s->buffers[t->m.after].slots) return false;
+    for (int slot = 0; slot < s->buffers[t->m.before].slots; slot++) {
+        if (!moe_holds(s, t->m.before, slot, world->rank)) continue;
+        const void *a = moe_execute_buffer(t->after[1]->x, t->m.before, slot, &n_a),
+                   *b = moe_execute_buffer(t->after[1]->x, t->m.after, slot, &n_b);
+        size_t bytes = (size_t)moe_type_bytes[s->buffers[t->m.before].type];
+        if (!a || !b || n_a != n_b || memcmp(a, b, (size_t)n_a * bytes) != 0) return false;
+    }
+    return s->buffers[t->m.before].type == s->buffers[t->m.after].type;
+}
+
 static void judge(const struct trial *t)
 {
     char text[TEXT];
@@ -360,6 +377,7 @@ static void try_mutation(enum kind kind, int64_t number)
             t.o[asked] = execute(&t, sure_timeout_s, asked); /* a busy machine is no hang */
     }
     execute_in_orders(&t);
+    t.same = largest(reads_the_same(&t));
     if (world->rank == 0) judge(&t);
     run_close(t.before, false);
     for (int i = 0; i < 2; i++) run_close(t.after[i], false);

@@ -20,7 +20,8 @@ enum { TEXT = 2048 };
  * with: all tokens of a stage, capacity for each part that was a rank's. All of double precision. A function
  * of the draws. Every key of a scenario that changes what is computed is drawn; a coin decides between the
  * default gradient_sync and another order that is right. telling: nothing of it is multiplied by what is
- * always 0 or 1: clipping clips, and no token has every expert, so that the router has a gradient. */
+ * always 0 or 1: clipping clips, no token has every expert, so that the router has a gradient, and ranks
+ * that have tokens have some more. */
 void scenario_draw(struct draws *d, int most_ranks, bool telling, char out[TEXT], char alone[TEXT]);
 
 /* ---- soundness_run.c ---- */
@@ -118,6 +119,7 @@ struct trial {
     struct run *before, *after[2]; /* no step, one and two without it */
     struct moe_routing *r;
     struct outcome o[2]; /* as it is, and with members that ask */
+    bool same;           /* what the operation reads instead was the same to the bit without the change */
 };
 
 /* Why check may say something else than a run: a rule excuses a verdict, and an alarm is explained when each
@@ -130,7 +132,8 @@ struct trial {
     X(NEEDS,   "C8 of the operation: the framework would stop here; the executor has no such test") \
     X(ORDER,   "C8 of limit: nothing is above the capacity, so that no order of dropping shows") \
     X(OWN,     "a copy of what the rank updated itself, to where it is") \
-    X(SETTING, "a rate, decay, coefficient or seed that the schedule says nowhere else")
+    X(SAME,    "C14 of the operation: what it reads instead is a copy, the same to the bit") \
+    X(SETTING, "a rate, decay, coefficient, order or seed that the schedule says nowhere else")
 /* clang-format on */
 #define X(name, text) RULE_##name,
 enum rule { RULES(X) RULE_COUNT };

@@ -91,6 +91,7 @@ enum rule explain_verdict(const struct trial *t, const struct moe_verdict *v)
     if (here && copies_own(t)) return RULE_OWN;
     if (t->m.field == READ_BUFFER && t->m.place == 2 && !strcmp(op, "limit") && (shape || follows))
         return RULE_COUNTS;
+    if (t->same && shape) return RULE_SAME;
     if (t->m.field == MODE && v->check_class == 8 && here && !strcmp(t->scene.sc->capacity.rule, "dropless"))
         return RULE_ORDER;
     return RULE_NONE;
@@ -114,7 +115,8 @@ enum rule explain_alarm(const struct trial *t)
 
 enum rule explain_miss(const struct trial *t)
 {
-    bool setting = t->m.field == FACTOR || t->m.field == DECAY || t->m.field == DRAW_SEED;
+    enum mutation_field f = t->m.field;
+    bool setting = f == FACTOR || f == DECAY || f == DRAW_SEED || f == MODE;
     return setting && (t->kind == ALIKE || t->scene.s->n_ranks == moe_n_stages(t->scene.s)) ? RULE_SETTING
                                                                                             : RULE_NONE;
 }

@@ -65,6 +65,7 @@ static void draw_tokens(struct draws *d, struct shape *y)
         sum = 0;
         for (int r = 0; r < y->each; r++) {
             int least = y->mean ? 1 : 0, n = unit * draw_between(d, least, 12 / unit + 1);
+            if (y->telling && n) n += unit * (3 / unit + 1); /* some are kept in every layer */
             y->tokens[r] = r && y->equal ? y->tokens[0] : n;
             sum += y->tokens[r];
         }
