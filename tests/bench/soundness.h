@@ -20,8 +20,8 @@ enum { TEXT = 2048 };
  * with: all tokens of a stage, capacity for each part that was a rank's. All of double precision. A function
  * of the draws. Every key of a scenario that changes what is computed is drawn; a coin decides between the
  * default gradient_sync and another order that is right. telling: nothing of it is multiplied by what is
- * always 0 or 1: clipping clips, no token has every expert, so that the router has a gradient, and ranks
- * that have tokens have some more. */
+ * always 0 or 1: clipping clips, no token has every expert, so that the router has a gradient, no token
+ * attends to itself alone, and ranks that have tokens have some more. */
 void scenario_draw(struct draws *d, int most_ranks, bool telling, char out[TEXT], char alone[TEXT]);
 
 /* ---- soundness_run.c ---- */

@@ -224,7 +224,7 @@ void scenario_draw(struct draws *d, int most_ranks, bool telling, char out[TEXT]
     y.each = y.ranks / y.pp;
     y.ep = divisor(d, y.each);
     y.heads = draw(d, 2) ? draw_between(d, 1, 3) : 0;
-    y.sequence = draw_between(d, 1, 5);
+    y.sequence = draw_between(d, telling ? 2 : 1, 5);
     y.limits = draw(d, 2);
     y.mean = draw(d, 3) == 0;
     y.clips = draw(d, 3) > 0;
