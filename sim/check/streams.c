@@ -13,9 +13,9 @@
 
 struct touch { /* how often a stream had issued when it last touched a slot; 0: never */
     int wrote[MOE_STREAM_COUNT], read[MOE_STREAM_COUNT];
-    const struct moe_op *writer;
-    bool unread; /* since it was last written */
-    bool used;   /* read at all */
+    struct moe_here by; /* the last that wrote it */
+    bool unread;        /* since it was last written */
+    bool used;          /* read at all */
 };
 
 struct clocks {
@@ -59,11 +59,12 @@ static bool in_order(const int touched[MOE_STREAM_COUNT], const int known[MOE_ST
     return true;
 }
 
-static void say(struct walk *w, int check_class, struct moe_label at, const char *what, const char *buffer,
-                const char *other)
+/* On the ranks where the operation does something. */
+static void say(struct walk *w, int check_class, const struct moe_here *h, struct moe_label at,
+                const char *what, const char *buffer, const char *other)
 {
     for (int r = 0; r < w->c->s->n_ranks; r++)
-        if (w->c->s->role_of[r] == w->role)
+        if (w->c->s->role_of[r] == w->role && !(h && moe_check_idle(w->c, r, h)))
             moe_check_verdict(w->c, check_class, r, at, "%s %s%s", what, buffer, other);
 }
 
@@ -157,10 +158,11 @@ static void touch(struct walk *w, const struct moe_here *h, int self, struct moe
         if (self < MOE_STREAM_COUNT) t->read[self] = w->clocks.issued[self];
         return;
     }
-    bool lost = t->unread && !ref.accumulate && t->writer && t->writer->serves && h->op->serves;
-    if (lost) say(w, 4, moe_check_label(h), "overwrites", name, ", to which another operation contributed");
+    bool lost = t->unread && !ref.accumulate && t->by.op && t->by.op->serves && h->op->serves;
+    if (lost)
+        say(w, 4, h, moe_check_label(h), "overwrites", name, ", to which another operation contributed");
     t->unread = true;
-    t->writer = h->op;
+    t->by = *h;
     if (self < MOE_STREAM_COUNT) t->wrote[self] = w->clocks.issued[self];
 }
 
@@ -172,9 +174,9 @@ static void check_passed_on(struct walk *w)
         int grad = s->buffers[b].role == MOE_BUF_ACTIVATION ? s->buffers[b].grad : -1;
         for (int slot = 0; grad >= 0 && slot < s->buffers[grad].slots; slot++) {
             const struct touch *t = &w->slots[w->c->first_slot[grad] + slot];
-            if (!t->unread || !t->writer || !t->writer->serves) continue;
-            say(w, 4, moe_check_named(t->writer->name, -1), "computes the gradient of", s->buffers[b].name,
-                ", which nothing passes on: it ends there");
+            if (!t->unread || !t->by.op || !t->by.op->serves) continue;
+            say(w, 4, &t->by, moe_check_named(t->by.op->name, -1), "computes the gradient of",
+                s->buffers[b].name, ", which nothing passes on: it ends there");
             break;
         }
     }
@@ -189,8 +191,8 @@ static void check_taken(struct walk *w)
         for (int slot = 0; grad >= 0 && slot < s->buffers[grad].slots; slot++) {
             const struct touch *t = &w->slots[w->c->first_slot[b] + slot],
                                *of_grad = &w->slots[w->c->first_slot[grad] + slot];
-            if (!t->writer || t->used || !of_grad->used) continue;
-            say(w, 4, moe_check_named(t->writer->name, -1), "computes", s->buffers[b].name,
+            if (!t->by.op || t->used || !of_grad->used) continue;
+            say(w, 4, &t->by, moe_check_named(t->by.op->name, -1), "computes", s->buffers[b].name,
                 ", which nothing reads, though its gradient is used");
             break;
         }
@@ -220,7 +222,8 @@ void moe_check_streams(struct moe_checker *c, int role)
     while (first < c->s->n_ranks && c->s->role_of[first] != role) first++;
     for (int b = 0; b < c->s->n_buffers && first < c->s->n_ranks; b++)
         if (c->s->buffers[b].role == MOE_BUF_INPUT && !w.input[b] && moe_holds(c->s, b, 0, first))
-            say(&w, 6, moe_check_named(c->s->buffers[b].name, -1), "is an input that nothing reads", "", "");
+            say(&w, 6, NULL, moe_check_named(c->s->buffers[b].name, -1), "is an input that nothing reads", "",
+                "");
     free(w.slots);
     free(w.input);
 }
