@@ -313,7 +313,7 @@ struct moe_op {
     int n_dims;
     int dims[MOE_DIMS]; /* KERNEL: expressions, in the order of kernel_shapes.c */
     bool trans_a, trans_b;
-    int group;     /* GROUPED: symbol with the rows of each group, else -1 */
+    int group;     /* GROUPED: symbol with the rows of each group; of no use to others */
     int bytes;     /* KERNEL of class MEMORY: expression, bytes read and written */
     int flops;     /* KERNEL of class MEMORY: expression, arithmetic beside the bytes; 0: it does not count */
     int mode;      /* LIMIT: order and padding; COMBINE, WEIGH: the dots of its backward */

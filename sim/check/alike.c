@@ -53,6 +53,16 @@ static bool is_place(const struct moe_op *op, int dim)
     return op->kernel == MOE_K_LIMIT && dim == 5;
 }
 
+/* Does an expression say the same on every rank, whatever its tokens? */
+static bool is_number(const struct moe_schedule *s, int expr)
+{
+    const struct moe_expr *e = &s->exprs[expr];
+    if (e->op == MOE_EXPR_CONST) return true;
+    if (e->op == MOE_EXPR_SYM || e->op == MOE_EXPR_SUM || e->op == MOE_EXPR_PLACE || e->op == MOE_EXPR_OTHER)
+        return false;
+    return is_number(s, e->a) && is_number(s, e->b);
+}
+
 /* A sequence that is longer than the tokens is one sequence, however long. */
 static uint64_t of_dim(const struct moe_checker *c, int rank, const struct made *m, int dim)
 {
@@ -78,8 +88,10 @@ static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct ma
     if (k->uses & MOE_USES_DIVISOR && !gradients_tell)
         n = moe_check_mix(moe_check_mix(n, of_factor(c, rank, op->divisor, layer)),
                           of_factor(c, rank, op->times, layer));
-    for (int i = 0; i < op->n_dims && op->kernel != MOE_K_SELECT && same_tokens; i++)
-        if (k->free_dims >> i & 1 && !is_place(op, i)) n = moe_check_mix(n, of_dim(c, rank, m, i));
+    for (int i = 0; i < op->n_dims && op->kernel != MOE_K_SELECT; i++)
+        if (k->free_dims >> i & 1 && !is_place(op, i) &&
+            (same_tokens || (k->dim[i] != 'S' && is_number(c->s, op->dims[i]))))
+            n = moe_check_mix(n, of_dim(c, rank, m, i));
     return n;
 }
 
@@ -140,21 +152,29 @@ static bool brings_nothing(const struct moe_checker *c, int rank, const struct m
     return true;
 }
 
-/* Nothing comes of what is idle: it may be taken for what the other rank does, as may a matrix that is its
- * own transpose. like: NULL: not asked. */
-static void take_for(const struct moe_checker *c, int rank, struct made *m, const struct made *like)
+/* Where nothing comes of an operation on any rank of the role, it may be taken for what the other rank does,
+ * and so may a matrix that is its own transpose on all. like: NULL: not asked. */
+static void take_for(const struct moe_checker *c, int role, struct made *m, const struct made *like)
 {
     const struct moe_op *op = m->did = m->h.op;
     m->trans = op->trans_a * 2 + op->trans_b;
     if (!like) return;
-    if (moe_check_idle(c, rank, &m->h) || brings_nothing(c, rank, m)) {
+    bool idle = true, same_a, same_b;
+    const bool product = op->kind == MOE_KERNEL && op->kernel == like->did->kernel && op->n_dims >= 3 &&
+                         c->shapes[op->kernel].uses & MOE_USES_TRANS;
+    same_a = same_b = product;
+    for (int r = 0; r < c->s->n_ranks && (idle || same_a || same_b); r++) {
+        if (c->s->role_of[r] != role) continue;
+        idle = idle && (moe_check_idle(c, r, &m->h) || brings_nothing(c, r, m));
+        same_a = same_a && (op->kernel == MOE_K_GROUPED_GEMM ||
+                            moe_check_is_vector(c, r, m->h.layer, op->dims[0], op->dims[2]));
+        same_b = same_b && moe_check_is_vector(c, r, m->h.layer, op->dims[2], op->dims[1]);
+    }
+    if (idle) {
         m->did = like->did;
         m->trans = like->trans;
-    } else if (op->kernel == like->did->kernel && op->n_dims >= 3 &&
-               c->shapes[op->kernel].uses & MOE_USES_TRANS) {
-        const bool grouped = op->kernel == MOE_K_GROUPED_GEMM;
-        int same = grouped || moe_check_is_vector(c, rank, m->h.layer, op->dims[0], op->dims[2]) ? 2 : 0;
-        same |= moe_check_is_vector(c, rank, m->h.layer, op->dims[2], op->dims[1]);
+    } else if (product) {
+        const int same = same_a * 2 + same_b;
         m->trans = (m->trans & ~same) | (like->trans & same);
     }
 }
@@ -174,7 +194,7 @@ static int number(const struct moe_checker *c, int rank, bool same_tokens, const
         for (int o = 0; o < m.h.block->n_ops; o++) {
             m.h.op = &m.h.block->ops[o];
             if (m.h.op->kind == MOE_HOST_SYNC) continue;
-            take_for(c, rank, &m, find(&m, like, n_like, &from));
+            take_for(c, c->s->role_of[rank], &m, find(&m, like, n_like, &from));
             m.number = apply(c, rank, &m, same_tokens, slots);
             *out = moe_grow(*out, &cap, n + 1, sizeof **out);
             (*out)[n++] = m;
@@ -184,11 +204,13 @@ static int number(const struct moe_checker *c, int rank, bool same_tokens, const
     return n;
 }
 
-static int first_of(const struct moe_schedule *s, int role)
+/* The first of those with the most tokens: of none, nothing shows. */
+static int fullest_of(const struct moe_schedule *s, int role)
 {
+    int rank = -1;
     for (int r = 0; r < s->n_ranks; r++)
-        if (s->role_of[r] == role) return r;
-    return -1;
+        if (s->role_of[r] == role && (rank < 0 || s->tokens[r] > s->tokens[rank])) rank = r;
+    return rank;
 }
 
 /* The class that the atlas has for what this operation computes. */
@@ -219,7 +241,7 @@ static const struct made *differing(const struct made *a, int n_a, const struct 
 static void compare(struct moe_checker *c, int role, int like)
 {
     const struct moe_schedule *s = c->s;
-    const int here = first_of(s, role), there = first_of(s, like);
+    const int here = fullest_of(s, role), there = fullest_of(s, like);
     const bool same_tokens = s->tokens[here] == s->tokens[there];
     struct made *a, *b;
     int n_a = number(c, here, same_tokens, NULL, 0, &a), n_b = number(c, there, same_tokens, NULL, 0, &b);

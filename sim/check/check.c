@@ -95,7 +95,7 @@ static bool looks_away(struct moe_checker *c, int rank, const struct moe_here *h
         if (b->role == MOE_BUF_INDEX || b->role == MOE_BUF_COUNTS ||
             moe_eval(c->s, c->host, b->extent, rank, h->layer, 0) == MOE_UNKNOWN)
             return false; /* a run would ask for it */
-        return moe_check_enter(c, rank, h) && !c->place[rank].send.total;
+        return read >= 0 && moe_check_enter(c, rank, h) && !c->place[rank].send.total;
     }
     if (h->op->kind == MOE_KERNEL && h->op->kernel == MOE_K_LIMIT && read == 0)
         return (h->op->mode & MOE_LIMIT_ORDER) != MOE_LIMIT_BY_PROB;

@@ -480,10 +480,11 @@ static bool is_right(double have, double want)
 static bool takes_nothing(const struct moe_schedule *s, struct moe_env env, const struct moe_op *op, int rank,
                           int layer)
 {
+    const bool grouped = moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
     int64_t rows = 0;
-    for (int i = 0; op->group >= 0 && i < moe_symbol_count(s, op->group, rank); i++)
+    for (int i = 0; grouped && i < moe_symbol_count(s, op->group, rank); i++)
         rows = moe_plus(rows, env.value(env.ctx, op->group, rank, layer, i));
-    if (op->group >= 0) return rows == 0;
+    if (grouped) return rows == 0;
     for (int i = 0; i < op->n_reads; i++) {
         struct moe_ref ref = op->reads[i];
         if (moe_eval(s, env, ref.n ? ref.n : s->buffers[ref.buffer].extent, rank, layer, 0) == 0) return true;

@@ -55,14 +55,13 @@ static int n_reads(const struct moe_checker *c, const struct moe_here *h, int bu
 static void compare_update(struct moe_checker *c, int rank, const struct moe_here *h, int param)
 {
     const struct moe_op *op = h->op, *first;
-    int like = 0;
     if ((op->kernel != MOE_K_SGD && op->kernel != MOE_K_ADAMW) || moe_check_idle(c, rank, h)) return;
     if (!c->updates[param]) c->updates[param] = op, c->updates_on[param] = rank;
-    while (!c->updates[like]) like++;
-    first = c->updates[like];
+    if (!c->first_update) c->first_update = op, c->first_update_on = rank;
+    first = c->first_update;
     if (first->factor != op->factor)
         moe_check_verdict(c, 16, rank, moe_check_label(h), "has a rate of %.6g, '%s' on rank %d has %.6g",
-                          op->factor, first->name, c->updates_on[like], first->factor);
+                          op->factor, first->name, c->first_update_on, first->factor);
     first = c->updates[param];
     if (first->kernel != op->kernel || first->decay != op->decay)
         moe_check_verdict(c, 16, rank, moe_check_label(h),

@@ -64,19 +64,20 @@ struct moe_checker {
     /* [n_slots, R] of a parameter: how often it was updated; of a gradient: how often a norm took it when it
      * was right. Stops at 255. */
     unsigned char *times;
-    struct moe_taken *taken;         /* [n_slots, R] of a gradient; NULL: no part of any yet */
-    bool stop;                       /* a collective cannot complete */
-    bool refused;                    /* a rank stopped at what its framework refuses */
-    const struct moe_op *clips;      /* that was seen first: all have one norm */
-    const struct moe_op **updates;   /* [n_params] that was seen first of any layer and rank */
-    int clips_on, *updates_on;       /* their ranks; [n_params] */
-    struct moe_fits *fits;           /* [n_params, R] of the norm that was asked for last */
-    struct moe_kernel_shape *shapes; /* [MOE_K_COUNT] */
-    bool *roomy;                     /* [n_buffers] filled by what moves data */
-    struct moe_agreed *agreed;       /* [n_comms, R] */
-    bool *covered;                   /* [n_roles] nothing lacks its backward */
-    int *first_block, *first_op;     /* [n_roles] into first_op; [all blocks] into proved */
-    unsigned char *proved;           /* [all operations] */
+    struct moe_taken *taken;                    /* [n_slots, R] of a gradient; NULL: no part of any yet */
+    bool stop;                                  /* a collective cannot complete */
+    bool refused;                               /* a rank stopped at what its framework refuses */
+    const struct moe_op *clips;                 /* that was seen first: all have one norm */
+    const struct moe_op **updates;              /* [n_params] that was seen first of any layer and rank */
+    const struct moe_op *first_update;          /* of any parameter */
+    int clips_on, *updates_on, first_update_on; /* their ranks; [n_params] */
+    struct moe_fits *fits;                      /* [n_params, R] of the norm that was asked for last */
+    struct moe_kernel_shape *shapes;            /* [MOE_K_COUNT] */
+    bool *roomy;                                /* [n_buffers] filled by what moves data */
+    struct moe_agreed *agreed;                  /* [n_comms, R] */
+    bool *covered;                              /* [n_roles] nothing lacks its backward */
+    int *first_block, *first_op;                /* [n_roles] into first_op; [all blocks] into proved */
+    unsigned char *proved;                      /* [all operations] */
 };
 
 struct moe_here { /* the operation a rank stands at */
@@ -171,6 +172,8 @@ bool moe_check_shapes(struct moe_checker *c, int rank, const struct moe_here *h)
 /* Whatever a kernel computes, nothing comes of it on a rank: it writes no element, or adds what was computed
  * of none. So where a rank has no tokens, or owns nothing of a bucket. */
 bool moe_check_idle(const struct moe_checker *c, int rank, const struct moe_here *h);
+/* Elements that a reference names: of its part, or of its buffer. MOE_UNKNOWN: nobody knows. */
+int64_t moe_check_room(const struct moe_checker *c, int rank, struct moe_ref ref, int layer);
 /* Is a matrix of so many rows and columns its own transpose: has it one of either, or none? */
 bool moe_check_is_vector(const struct moe_checker *c, int rank, int layer, int rows, int columns);
 /* Are both known, and the first not below the second? */

@@ -130,7 +130,7 @@ static void describe(const struct moe_checker *c, int rank, const struct moe_her
                        moe_check_eval(c, c->device, h->op->dims[o->dims[i]], rank, h->layer));
 }
 
-static int64_t room_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
+int64_t moe_check_room(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
 {
     const struct moe_buffer *b = &c->s->buffers[ref.buffer];
     int micro = b->per_micro ? ref.micro * (c->s->n_layers + 1) : 0;
@@ -142,9 +142,9 @@ bool moe_check_idle(const struct moe_checker *c, int rank, const struct moe_here
     const struct moe_op *op = h->op;
     bool reads = false;
     if (op->kind != MOE_KERNEL) return false;
-    for (int i = 0; i < op->n_reads; i++) reads |= room_of(c, rank, op->reads[i], h->layer) != 0;
+    for (int i = 0; i < op->n_reads; i++) reads |= moe_check_room(c, rank, op->reads[i], h->layer) != 0;
     for (int i = 0; i < op->n_writes; i++)
-        if (room_of(c, rank, op->writes[i], h->layer) != 0 &&
+        if (moe_check_room(c, rank, op->writes[i], h->layer) != 0 &&
             (reads || !op->n_reads || !op->writes[i].accumulate))
             return false;
     return true;
@@ -169,7 +169,7 @@ static bool check_extent(struct moe_checker *c, int rank, const struct moe_here 
                          const struct moe_operand *o, struct moe_ref ref, bool reads)
 {
     bool exceeds;
-    int64_t takes = extent_of(c, rank, h, o, &exceeds), room = room_of(c, rank, ref, h->layer);
+    int64_t takes = extent_of(c, rank, h, o, &exceeds), room = moe_check_room(c, rank, ref, h->layer);
     if (exceeds) {
         moe_check_verdict(c, 14, rank, moe_check_label(h), "%s elements of %s that exceed 64 bits",
                           reads ? "reads" : "writes", c->s->buffers[ref.buffer].name);
@@ -391,11 +391,12 @@ bool moe_check_shapes(struct moe_checker *c, int rank, const struct moe_here *h)
     unsigned char *state = &c->proved[c->first_op[c->first_block[c->s->role_of[rank]] + h->block_id] +
                                       (int)(op - h->block->ops)];
     if (*state == UNKNOWN && !check_form(c, rank, h)) return false;
-    if (*state == UNKNOWN) *state = is_proved(c, op) ? PROVED : EVALUATE;
-    bool right = check_parts(c, rank, h);
-    for (int i = 0; *state == EVALUATE && i < op->n_reads; i++)
+    /* Of an idle operation not all of its form was asked: the next rank is asked, too. */
+    if (*state == UNKNOWN && !moe_check_idle(c, rank, h)) *state = is_proved(c, op) ? PROVED : EVALUATE;
+    bool right = check_parts(c, rank, h), evaluate = *state != PROVED;
+    for (int i = 0; evaluate && i < op->n_reads; i++)
         right &= check_extent(c, rank, h, &k->reads[i], op->reads[i], true);
-    for (int i = 0; *state == EVALUATE && i < op->n_writes; i++)
+    for (int i = 0; evaluate && i < op->n_writes; i++)
         right &= check_extent(c, rank, h, &k->writes[i], op->writes[i], false);
     right = right && check_factor(c, rank, h, op->divisor, "divisor");
     right = right && check_factor(c, rank, h, op->times, "factor");

@@ -75,10 +75,10 @@ struct span {
 /* The elements that a reference names; all that may be where nobody knows. */
 static struct span span_of(const struct moe_checker *c, int rank, struct moe_ref ref, int layer)
 {
-    int64_t n = moe_eval(c->s, c->device, ref.n ? ref.n : c->s->buffers[ref.buffer].extent, rank, layer, 0),
+    int64_t n = moe_check_room(c, rank, ref, layer),
             begin = ref.n ? moe_eval(c->s, c->device, ref.begin, rank, layer, 0) : 0;
-    if (n == MOE_UNKNOWN || begin == MOE_UNKNOWN) return (struct span){0, INT64_MAX};
-    return (struct span){begin, moe_plus(begin, n)};
+    if (n == MOE_UNKNOWN || begin == MOE_UNKNOWN || begin > INT64_MAX - n) return (struct span){0, INT64_MAX};
+    return (struct span){begin, begin + n};
 }
 
 /* Have two references to one slot an element in common on a rank? */
@@ -103,25 +103,33 @@ static bool touches(const struct moe_checker *c, int rank, const struct moe_here
     return false;
 }
 
-/* Is there an operation before this one, not known done, that really is in its way on a rank? Looked for only
- * where the clocks of the whole slot say that there may be. */
-static bool is_in_the_way(const struct walk *w, int rank, const struct moe_here *h, int self, bool wrote,
-                          struct moe_ref ref)
+/* Operations before the one in hand that are not known done and touch the slot of a reference: [*n], to be
+ * freed. Looked for only where the clocks of the whole slot say that there are some. */
+static struct moe_here *in_the_way(const struct walk *w, const struct moe_here *h, int self, bool wrote,
+                                   struct moe_ref ref, int *n)
 {
     const struct moe_role *y = &w->c->s->roles[w->role];
-    int issued[MOE_STREAM_COUNT] = {0};
-    for (int n = 0; n <= w->instance; n++) {
-        struct moe_here e = {.block_id = y->itinerary[n].block, .layer = y->itinerary[n].layer};
+    int issued[MOE_STREAM_COUNT] = {0}, cap = 0, slot = moe_check_slot(w->c, ref, h->layer);
+    struct moe_here *out = NULL;
+    *n = 0;
+    for (int i = 0; i <= w->instance; i++) {
+        struct moe_here e = {.block_id = y->itinerary[i].block, .layer = y->itinerary[i].layer};
         e.block = &y->blocks[e.block_id];
         for (int o = 0; o < e.block->n_ops; o++) {
             e.op = &e.block->ops[o];
-            if (n == w->instance && e.op == h->op) return false;
+            if (i == w->instance && e.op == h->op) break;
             if (e.op->kind == MOE_HOST_SYNC || ++issued[e.op->stream] <= w->clocks.known[self][e.op->stream])
                 continue;
-            if (touches(w->c, rank, &e, wrote, ref, h->layer)) return true;
+            const struct moe_ref *list = wrote ? e.op->writes : e.op->reads;
+            for (int k = 0; k < (wrote ? e.op->n_writes : e.op->n_reads); k++) {
+                if (list[k].buffer != ref.buffer || moe_check_slot(w->c, list[k], e.layer) != slot) continue;
+                out = moe_grow(out, &cap, *n + 1, sizeof *out);
+                out[(*n)++] = e;
+                break;
+            }
         }
     }
-    return false;
+    return out;
 }
 
 /* Tells the ranks on which what was written before, or else read, is in no order with an operation's. Result:
@@ -132,15 +140,19 @@ static bool conflict(struct walk *w, const struct moe_here *h, int self, struct 
     const struct moe_schedule *s = w->c->s;
     const struct touch *t = &w->slots[moe_check_slot(w->c, ref, h->layer)];
     bool any = false;
+    int n;
     if (in_order(wrote ? t->wrote : t->read, w->clocks.known[self])) return false;
+    struct moe_here *before = in_the_way(w, h, self, wrote, ref, &n);
     for (int r = 0; r < s->n_ranks; r++) {
-        if (s->role_of[r] != w->role || moe_check_idle(w->c, r, h) ||
-            !is_in_the_way(w, r, h, self, wrote, ref))
-            continue;
-        any = true;
-        moe_check_verdict(w->c, 6, r, moe_check_label(h), "%s %s, which another stream may still be %s", what,
-                          s->buffers[ref.buffer].name, doing);
+        if (s->role_of[r] != w->role || moe_check_idle(w->c, r, h)) continue;
+        bool meets = false;
+        for (int i = 0; i < n && !meets; i++) meets = touches(w->c, r, &before[i], wrote, ref, h->layer);
+        any |= meets;
+        if (meets)
+            moe_check_verdict(w->c, 6, r, moe_check_label(h), "%s %s, which another stream may still be %s",
+                              what, s->buffers[ref.buffer].name, doing);
     }
+    free(before);
     return any;
 }
 
@@ -175,7 +187,7 @@ static void check_passed_on(struct walk *w)
         for (int slot = 0; grad >= 0 && slot < s->buffers[grad].slots; slot++) {
             const struct touch *t = &w->slots[w->c->first_slot[grad] + slot];
             if (!t->unread || !t->by.op || !t->by.op->serves) continue;
-            say(w, 4, &t->by, moe_check_named(t->by.op->name, -1), "computes the gradient of",
+            say(w, 4, NULL, moe_check_named(t->by.op->name, -1), "computes the gradient of",
                 s->buffers[b].name, ", which nothing passes on: it ends there");
             break;
         }
@@ -192,7 +204,7 @@ static void check_taken(struct walk *w)
             const struct touch *t = &w->slots[w->c->first_slot[b] + slot],
                                *of_grad = &w->slots[w->c->first_slot[grad] + slot];
             if (!t->by.op || t->used || !of_grad->used) continue;
-            say(w, 4, &t->by, moe_check_named(t->by.op->name, -1), "computes", s->buffers[b].name,
+            say(w, 4, NULL, moe_check_named(t->by.op->name, -1), "computes", s->buffers[b].name,
                 ", which nothing reads, though its gradient is used");
             break;
         }

@@ -102,7 +102,7 @@ static void print_json(const struct moe_grid *g, const struct moe_input *in)
         for (int t = 0; t < TERMS; t++) json_object_set_new(item, term_key(t), json_real(loss.term_us[t]));
         json_array_append_new(why, item);
     }
-    moe_print_json(json_pack("{s:s, s:o, s:o, s:o, s:o}", "schema", "moesim.compare/3", "input",
+    moe_print_json(json_pack("{s:s, s:o, s:o, s:o, s:o}", "schema", "moesim.compare/4", "input",
                              moe_input_json(in), "results", results, "best",
                              g->n_ok ? json_integer(g->rank[0]) : json_null(), "why", why));
 }

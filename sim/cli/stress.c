@@ -132,7 +132,7 @@ int moe_check_stress(const struct moe_args *args)
     if (err < 0) goto done;
     if (args->json) {
         moe_print_json(
-            json_pack("{s:s, s:i, s:O}", "schema", "moesim.stress/1", "tried", n_tried, "found", p.items));
+            json_pack("{s:s, s:i, s:O}", "schema", "moesim.stress/2", "tried", n_tried, "found", p.items));
     } else
         printf("# %d routings tried, %d shown\n", n_tried, p.n);
     err = p.n ? moe_exit_code(MOE_EVERDICT) : MOE_OK;

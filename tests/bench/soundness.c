@@ -11,7 +11,7 @@
  *             ends well in both extreme orders of the streams. Compared with the run without the change.
  *             Those that hang, fail or compute other results must have an error of check, those that are
  *             equal none, but what a rule explains (soundness_explain.c). For each equal one false verdicts
- *             about other operations are planted, one of each class: no rule may explain them.
+ *             are planted: no rule may explain them.
  * alike       the same, where all ranks that issue the same list have the change. Off by default: after
  *             thousands of failed runs in one job Open MPI may stall in MPI_Comm_create_group.
  * Case K of a kind is a function of S and K: `--first K --mutations 1` repeats it alone and prints its YAML.

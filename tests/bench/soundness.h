@@ -133,7 +133,7 @@ struct trial {
     X(ORDER,   "C8 of limit: nothing is above the capacity, so that no order of dropping shows") \
     X(OWN,     "a copy of what the rank updated itself, to where it is") \
     X(SAME,    "C14 of the operation: what it reads instead is a copy, the same to the bit") \
-    X(SETTING, "a rate, decay, coefficient, order or seed that the schedule says nowhere else")
+    X(SETTING, "a decay, order of dropping or seed that the schedule says nowhere else")
 /* clang-format on */
 #define X(name, text) RULE_##name,
 enum rule { RULES(X) RULE_COUNT };
@@ -146,8 +146,8 @@ enum rule explain_alarm(const struct trial *t);
 enum rule explain_verdict(const struct trial *t, const struct moe_verdict *v);
 /* Of a run with a fault, and no error of check. */
 enum rule explain_miss(const struct trial *t);
-/* Verdicts about operations that were not changed, one of every class, made up for a run without fault: how
- * many a rule would excuse. */
+/* Verdicts made up for a run without fault, one of every class about an operation that was not changed, and of
+ * those classes that no rule has about the one that was: how many a rule would excuse. */
 int explain_planted(const struct trial *t, int *n);
 
 #endif

@@ -88,7 +88,7 @@ enum rule explain_verdict(const struct trial *t, const struct moe_verdict *v)
          follows = v->check_class == 2 && is_of_rank(t, v) && strstr(v->text, "the host does not know");
     if (t->o[1].end == END_REFUSED && v->check_class == 1 && here) return RULE_MIXED;
     if (t->m.op->needs && strstr(v->text, t->m.op->needs) && here) return RULE_NEEDS;
-    if (here && copies_own(t)) return RULE_OWN;
+    if (shape && copies_own(t)) return RULE_OWN;
     if (t->m.field == READ_BUFFER && t->m.place == 2 && !strcmp(op, "limit") && (shape || follows))
         return RULE_COUNTS;
     if (t->same && shape) return RULE_SAME;
@@ -116,7 +116,7 @@ enum rule explain_alarm(const struct trial *t)
 enum rule explain_miss(const struct trial *t)
 {
     enum mutation_field f = t->m.field;
-    bool setting = f == FACTOR || f == DECAY || f == DRAW_SEED || f == MODE;
+    bool setting = f == DECAY || f == DRAW_SEED || f == MODE;
     return setting && (t->kind == ALIKE || t->scene.s->n_ranks == moe_n_stages(t->scene.s)) ? RULE_SETTING
                                                                                             : RULE_NONE;
 }
@@ -132,18 +132,26 @@ static void draw_label(const struct trial *t, struct draws *d, int rank, char ou
     moe_op_label(block, &block->ops[draw(d, block->n_ops)], in->layer, out);
 }
 
-/* Not where they would be true, or about what the change cannot touch. */
+/* Not where they would be true, or about what the change cannot touch: of other operations; and of the changed
+ * one, of classes that are no rule's. */
 int explain_planted(const struct trial *t, int *n)
 {
     struct draws d = {.seed = moe_hash64((uint64_t)t->number)};
     int excused = 0;
-    for (int i = 0; i < moe_check_n_classes; i++) {
-        int rank = draw(&d, t->s->n_ranks);
+    for (int i = 0; i < 2 * moe_check_n_classes; i++) {
+        const bool elsewhere = i < moe_check_n_classes;
+        int rank = elsewhere ? draw(&d, t->s->n_ranks) : t->m.rank;
         static char text[] = "reads what another stream may still be writing";
-        struct moe_verdict v = {
-            .check_class = moe_check_classes[i].number, .n_ranks = 1, .ranks = &rank, .text = text};
-        do draw_label(t, &d, rank, v.op);
-        while (is_here(t, &v));
+        struct moe_verdict v = {.check_class = moe_check_classes[i % moe_check_n_classes].number,
+                                .n_ranks = 1,
+                                .ranks = &rank,
+                                .text = text};
+        if (!elsewhere && (v.check_class == 1 || v.check_class == 8 || v.check_class == 14)) continue;
+        if (elsewhere) do
+                draw_label(t, &d, rank, v.op);
+            while (is_here(t, &v));
+        else
+            snprintf(v.op, sizeof v.op, "%s", t->m.op->name);
         ++*n;
         excused += explain_verdict(t, &v) != RULE_NONE;
     }

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <float.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -398,10 +399,29 @@ enum end run_compare(const struct run *a, const struct run *b, const struct run 
     return worst;
 }
 
-/* A rank's gradient is what it updates by: where it is shared out, a part, in a bucket. */
+/* Of any gradient of a parameter. */
+static double largest_gradient(const struct run *one)
+{
+    double most = 0;
+    for (int i = 0; i < one->s->n_params; i++) {
+        const struct moe_param *p = &one->s->params[i];
+        for (int slot = 0; p->buffer >= 0 && slot < one->s->buffers[p->grad].slots; slot++) {
+            int64_t n;
+            const void *g = moe_execute_buffer(one->x, p->grad, slot, &n);
+            for (int64_t e = 0; g && e < n; e++)
+                most = parity_larger(most, fabs(parity_at(one->s, p->grad, g, e)));
+        }
+    }
+    return most;
+}
+
+/* A gradient that is 0, such as a router's of whose experts every token has all, is what sums of others leave
+ * by rounding: it may differ by the rounding of the largest.
+ * A rank's gradient is what it updates by: where it is shared out, a part, in a bucket. */
 double run_difference(const struct run *many, const struct run *one, int rank, double *params)
 {
     const struct moe_schedule *s = many->s, *s1 = one->s;
+    const double least = largest_gradient(one) * DBL_EPSILON / bound;
     double most = 0;
     *params = 0;
     for (int i = 0; i < s->n_params; i++)
@@ -417,7 +437,7 @@ double run_difference(const struct run *many, const struct run *one, int rank, d
             struct parity_update by = parity_update_of(s, rank, i, slot, n);
             int64_t from = p->shard < 0 ? 0 : n * s->comms[p->shard].index_of[rank];
             most = parity_larger(most, parity_part(s, by.op->reads[1].buffer, by.grad_slot, many->x, by.at,
-                                                   by.n, one->x, p1->grad, slot, from + by.first));
+                                                   by.n, one->x, p1->grad, slot, from + by.first, least));
             double d = parity_difference(s, p->buffer, slot, many->x, one->x, p1->buffer, from);
             *params = parity_larger(*params, d);
         }

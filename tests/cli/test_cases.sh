@@ -54,7 +54,7 @@ for v in a b d; do
     awk '/^# error C1/ {on = 1} /^---/ {on = 0} on' out > stressed.yaml
     "$moesim" check stressed.yaml | grep -q '^error C1' || fail "stress of $v: check finds no C1"
     "$moesim" check --stress "${variant}_$v.yaml" --json > out
-    grep -q '"schema": "moesim.stress/1"' out && grep -q '"complete": true' out &&
+    grep -q '"schema": "moesim.stress/2"' out && grep -q '"complete": true' out &&
         [ "$(value tokens)" -gt 0 ] ||
         fail "stress of $v: $(head -c 200 out)"
 done

@@ -83,7 +83,7 @@ grep -q "^best: $best: " table && grep -q "^next: $(sed -n 2p order) takes " tab
 
 # ---- why: the terms add up, and the one that decides is the largest; C rows of each expert are kept ----
 # shellcheck disable=SC2086 # several arguments
-expect 0 moesim.compare/3 compare skewed.yaml $grid --json
+expect 0 moesim.compare/4 compare skewed.yaml $grid --json
 awk -F'[:,]' '
     function near(a, b) { return a - b < 1e-3 && b - a < 1e-3 } # us of a step of 1e3, written with 12 digits
     /"why"/ { why = 1 }

@@ -49,7 +49,7 @@ awk '
 # ---- compare ----
 same compare "$small" --vary topology=pcie_box,dgx_h100 --vary dispatcher=alltoall
 same compare "$small" --vary=topology=pcie_box,dgx_h100 --json
-[ "$(value schema) $(value best)" = 'moesim.compare/3 1' ] || fail 'compare --json'
+[ "$(value schema) $(value best)" = 'moesim.compare/4 1' ] || fail 'compare --json'
 [ "$(value step_us)" = "$step_us" ] || fail "compare and simulate disagree: $(value step_us), $step_us"
 expect 0 '^best: dgx_h100 with alltoall: ' compare "$small" --vary topology=pcie_box,dgx_h100
 grep -q '^next: pcie_box with alltoall takes .* as long, .*; what decides is ' out || fail 'no reason'

@@ -80,14 +80,14 @@ static inline double parity_larger(double a, double b)
 }
 
 /* max |a - b| / max |b|, of n elements of a slot of `a` from `begin` on, which in `b` begin at `from` of slot
- * `of` of its buffer `whole`; the largest of all that is there. */
+ * `of` of its buffer `whole`; the largest of all that is there. least: max |b| is not taken for less. */
 static inline double parity_part(const struct moe_schedule *s, int buffer, int slot,
                                  const struct moe_execution *a, int64_t begin, int64_t n,
-                                 const struct moe_execution *b, int whole, int of, int64_t from)
+                                 const struct moe_execution *b, int whole, int of, int64_t from, double least)
 {
     int64_t n_a, n_b;
     const void *pa = moe_execute_buffer(a, buffer, slot, &n_a), *pb = moe_execute_buffer(b, whole, of, &n_b);
-    double most = 0, scale = 0;
+    double most = 0, scale = least;
     for (int64_t i = 0; i < n_b; i++) {
         double v = fabs(parity_at(s, buffer, pb, i));
         if (v > scale) scale = v;
@@ -105,7 +105,7 @@ static inline double parity_difference(const struct moe_schedule *s, int buffer,
 {
     int64_t n;
     moe_execute_buffer(a, buffer, slot, &n);
-    return parity_part(s, buffer, slot, a, 0, n, b, whole, slot, from);
+    return parity_part(s, buffer, slot, a, 0, n, b, whole, slot, from, 0);
 }
 
 /* An operation that updates a slot of a parameter, or a part of it, and what it takes. */

@@ -155,7 +155,7 @@ static double compare_slot(const struct moe_schedule *s, int rank, const struct 
     struct parity_update mine = parity_update_of(s, rank, param, slot, n);
     int64_t from = p->shard < 0 ? 0 : n * s->comms[p->shard].index_of[rank];
     double most = parity_part(s, mine.op->reads[1].buffer, mine.grad_slot, many, mine.at, mine.n, one,
-                              s1->params[param].grad, slot, from + mine.first);
+                              s1->params[param].grad, slot, from + mine.first, 0);
     return mine.op->kernel == MOE_K_ADAMW
                ? most
                : parity_larger(
