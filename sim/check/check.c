@@ -286,24 +286,76 @@ static void meet(struct moe_checker *c, int comm, int group)
     free(h);
 }
 
+/* Does a rank, where it stands or later, come to a collective that is called so? */
+static bool comes_to(const struct moe_checker *c, int rank, const struct moe_here *at, const char *text)
+{
+    const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
+    const struct moe_place *p = &c->place[rank];
+    for (int n = p->instance; n < role->n_instances; n++) {
+        struct moe_here h = {.block_id = role->itinerary[n].block, .layer = role->itinerary[n].layer};
+        h.block = &role->blocks[h.block_id];
+        for (int o = n == p->instance ? p->op : 0; o < h.block->n_ops && h.layer == at->layer; o++) {
+            h.op = &h.block->ops[o];
+            if (h.op->kind == MOE_COLLECTIVE && h.op->comm == at->op->comm && !is_left_out(c, rank, &h) &&
+                !strcmp(moe_check_label(&h).text, text))
+                return true;
+        }
+    }
+    return false;
+}
+
+static bool stands_alike(const struct moe_here *a, const struct moe_here *b)
+{
+    if (!a->op || !b->op) return a->op == b->op;
+    return a->op->comm == b->op->comm && !strcmp(moe_check_label(a).text, moe_check_label(b).text);
+}
+
+/* Of the group of a rank that waits at `h`: its members that are elsewhere. One is said; those who stand
+ * where it does, or do not come to `h` any more, are added to it; others may wait for them. */
+static void add_absent(struct moe_checker *c, int rank, const struct moe_here *h, struct moe_here *first,
+                       struct moe_verdict **said)
+{
+    const struct moe_comm *m = &c->s->comms[h->op->comm];
+    const struct moe_label at = moe_check_label(h);
+    int group = m->group_of[rank];
+    for (int i = m->first[group]; i < m->first[group + 1]; i++) {
+        int absent = m->members[i];
+        struct moe_here other = here_of(c, absent);
+        if (other.op && c->place[absent].waiting && other.op->comm == h->op->comm) continue;
+        if (!*said) {
+            *first = other;
+            *said = moe_check_verdict(
+                c, 2, absent, at,
+                "never enters it on communicator %s, where rank %d waits: rank %d %s%s%s%s%s", m->name, rank,
+                absent, other.op ? "waits at '" : "comes to ", moe_check_label(&other).text,
+                other.op ? "'" : "", other.op ? " on communicator " : "",
+                other.op ? c->s->comms[other.op->comm].name : "");
+        } else if (stands_alike(&other, first) || !comes_to(c, absent, h, at.text))
+            moe_check_insert(absent, &(*said)->n_ranks, &(*said)->ranks);
+    }
+}
+
+/* The first collective that some wait at and others do not enter, with all of those: the rest follows from
+ * it. */
 static void report_hang(struct moe_checker *c)
 {
+    struct moe_here at = {0}, first = {0};
+    struct moe_verdict *said = NULL;
+    bool *seen = NULL; /* [groups of the communicator] */
     for (int r = 0; r < c->s->n_ranks; r++) {
         struct moe_here h = here_of(c, r);
         if (!c->place[r].waiting) continue;
+        if (said && !stands_alike(&h, &at)) continue;
         const struct moe_comm *m = &c->s->comms[h.op->comm];
-        int group = m->group_of[r];
-        for (int i = m->first[group]; i < m->first[group + 1]; i++) {
-            struct moe_here other = here_of(c, m->members[i]);
-            if (other.op && c->place[m->members[i]].waiting && other.op->comm == h.op->comm) continue;
-            moe_check_verdict(c, 2, m->members[i], moe_check_label(&h),
-                              "never enters it on communicator %s, where rank %d waits: it %s%s%s%s%s",
-                              m->name, r, other.op ? "waits at '" : "comes to ", moe_check_label(&other).text,
-                              other.op ? "'" : "", other.op ? " on communicator " : "",
-                              other.op ? c->s->comms[other.op->comm].name : "");
-            return; /* the first one: the rest follows from it */
-        }
+        if (!seen) seen = moe_alloc((size_t)m->n_groups, sizeof *seen), at = h;
+        if (seen[m->group_of[r]]) continue;
+        add_absent(c, r, &h, &first, &said);
+        seen[m->group_of[r]] = true;
+        if (said) continue;
+        free(seen); /* its group is there: another says what is wrong */
+        seen = NULL;
     }
+    free(seen);
 }
 
 static void tell(const struct moe_checker *c)

@@ -492,7 +492,7 @@ void moe_check_coverage(struct moe_checker *c)
     for (int i = 0; i < s->n_params && c->taken; i++) {
         const struct moe_param *p = &s->params[i];
         for (int slot = 0; p->clips && p->buffer >= 0 && slot < s->buffers[p->grad].slots; slot++) {
-            int norm = -1, first = -1;
+            int norm = -1;
             const struct moe_op *by = NULL;
             bool parts = false, reported = false;
             for (int r = 0; r < s->n_ranks; r++) {
@@ -500,11 +500,12 @@ void moe_check_coverage(struct moe_checker *c)
                 parts |= t.part;
                 reported |= t.reported;
                 if (t.by) by = t.by;
-                if (t.part && first < 0) first = r;
                 if (t.times && norm < 0) norm = t.norm;
             }
             if (!parts || reported) continue;
-            if (norm < 0) moe_check_verdict(c, 5, first, label_of(c, p, slot, by), "%s", not_measured(by));
+            for (int r = 0; r < s->n_ranks && norm < 0; r++)
+                if (taken(c, r, p->grad, slot).part)
+                    moe_check_verdict(c, 5, r, label_of(c, p, slot, by), "%s", not_measured(by));
             for (int k = 0; k < s->n_params && norm >= 0; k++) {
                 if (s->params[k].buffer >= 0 || s->params[k].grad != norm) continue;
                 const struct moe_comm *over = &s->comms[s->params[k].replicas];
