@@ -102,6 +102,19 @@ static bool looks_away(struct moe_checker *c, int rank, const struct moe_here *h
     return moe_check_idle(c, rank, h);
 }
 
+/* Steps of the list go parameter by parameter: one verdict for all of a step. */
+static struct moe_label step_label(const struct moe_checker *c, const struct moe_here *h)
+{
+    struct moe_label at = moe_check_label(h);
+    for (int i = 0; i < c->s->n_params && h->op->line && h->op->n_writes; i++) {
+        const struct moe_param *p = &c->s->params[i];
+        int to = h->op->writes[0].buffer;
+        if (p->buffer >= 0 && (to == p->grad || to == p->buffer))
+            return moe_check_about(at, "the step for ", p, h->op->line);
+    }
+    return at;
+}
+
 static void check_reads(struct moe_checker *c, int rank, const struct moe_here *h)
 {
     for (int i = 0; i < h->op->n_reads + h->op->n_writes; i++) {
@@ -109,7 +122,7 @@ static void check_reads(struct moe_checker *c, int rank, const struct moe_here *
         struct moe_ref ref = write ? h->op->writes[i - h->op->n_reads] : h->op->reads[i];
         if ((write && !ref.accumulate) || *written(c, rank, ref, h->layer)) continue;
         if (is_left_empty(c, rank, h, ref) || looks_away(c, rank, h, write ? -1 : i)) continue;
-        moe_check_verdict(c, 6, rank, moe_check_label(h), "%s %s, which nothing wrote before",
+        moe_check_verdict(c, 6, rank, step_label(c, h), "%s %s, which nothing wrote before",
                           write ? "adds to" : "reads", c->s->buffers[ref.buffer].name);
     }
 }

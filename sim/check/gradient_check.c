@@ -193,6 +193,7 @@ static void clip(struct moe_checker *c, int rank, const struct moe_here *h, cons
     int n = n_reads(c, h, p->grad, 0);
     if (n != 1 && !moe_check_idle(c, rank, h))
         moe_check_verdict(c, 5, rank, moe_check_label(h), "reads %s %d times, expected once", p->name, n);
+    if (!c->written[moe_check_place(c, rank, p->grad, 0)]) return; /* that is said where it is read */
     unsigned char *seen = times(c, rank, p->grad, 0);
     struct moe_gradient_fault f = judge(c, rank, p, 0, 0);
     if (!*seen) moe_check_gradient(c, rank, h, p, &f);
@@ -380,8 +381,12 @@ static void check_measured(struct moe_checker *c, int rank, const struct moe_par
         if (n == expected || !moe_holds(c->s, p->grad, slot, rank) || taken(c, rank, p->grad, slot).part)
             continue;
         const struct moe_op *by = moe_check_last(c, rank, MOE_K_SQNORM, p->grad, -1);
+        const struct moe_op *clip = moe_check_last(c, rank, MOE_K_CLIP, -1, p->grad);
         struct moe_label at = label_of(c, p, slot, by);
-        if (n == 0)
+        if (n == 0 && by && clip && clip->line < by->line)
+            moe_check_verdict(c, 5, rank, at, "is clipped by line %d before its norm is measured",
+                              clip->line);
+        else if (n == 0)
             moe_check_verdict(c, 5, rank, at, "%s", not_measured(by));
         else
             moe_check_verdict(c, 5, rank, at, "is in the norm %d time%s, expected %s", n, n == 1 ? "" : "s",
