@@ -142,8 +142,10 @@ int moe_check_stress(const struct moe_args *args)
     if (args->json) {
         moe_print_json(
             json_pack("{s:s, s:i, s:O}", "schema", "moesim.stress/1", "tried", n_tried, "found", p.items));
-    } else
+    } else if (p.n)
         printf("# %d routings tried, %d shown\n", n_tried, p.n);
+    else
+        printf("# %d routings tried, nothing breaks it\n", n_tried);
     err = p.n ? moe_exit_code(MOE_EVERDICT) : MOE_OK;
 done:
     if (p.items) json_decref(p.items);
