@@ -75,9 +75,10 @@ struct stress {
     int64_t least;   /* tokens of a rank */
     uint32_t always; /* classes of the scenario's own size with evenly spread rows */
     int n_tried, limit, cap_tried;
-    struct tried *tried; /* [n_tried] */
-    bool cut;            /* the limit was reached */
-    bool unknown;        /* and the last question was not answered for it */
+    struct tried *tried;          /* [n_tried] */
+    int64_t too_small[N_CLASSES]; /* as of struct moe_stressed */
+    bool cut;                     /* the limit was reached */
+    bool unknown;                 /* and the last question was not answered for it */
 };
 
 static struct trial new_trial(const struct stress *st)
@@ -212,7 +213,10 @@ static int try_adverse(struct stress *st, const struct trial *t, uint32_t *class
     make(st, 0, EQUAL, most, &even);
     int err = try_one(st, &even, &plain);
     free_trial(&even);
-    *classes &= ~(plain & ~st->always);
+    plain &= ~st->always;
+    for (int i = 0; i < N_CLASSES; i++)
+        if (*classes & plain & 1u << i && most > st->too_small[i]) st->too_small[i] = most;
+    *classes &= ~plain;
     if (st->unknown) *classes &= st->always;
     return err;
 }
@@ -405,6 +409,7 @@ static int tell(struct stress *st, const struct smallest *all, int class,
         if (i < class) return MOE_OK; /* it was told with that */
         out.classes |= 1u << i;
         out.complete &= all[i].complete;
+        if (st->too_small[i] > out.too_small) out.too_small = st->too_small[i];
     }
     set_scenario(st, t);
     MOE_TRY(check(st, &v));

@@ -27,6 +27,7 @@ struct moe_stressed {
     const int *adverse; /* [n_adverse] ranks that route so, ascending; the rows of others are spread evenly */
     int64_t tokens;     /* of a micro-batch, on all ranks of a stage */
     bool complete;      /* the search for these classes came to its end */
+    int64_t too_small;  /* the most tokens a rank at which a class was not counted: broken spread evenly; 0 */
     const struct moe_scenario *scenario; /* the one given, with other tokens and counts */
     const struct moe_verdicts *verdicts;
 };

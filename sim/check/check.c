@@ -102,6 +102,19 @@ static bool looks_away(struct moe_checker *c, int rank, const struct moe_here *h
     return moe_check_idle(c, rank, h);
 }
 
+/* Steps of the list go parameter by parameter: one verdict for all of a step. */
+static struct moe_label step_label(const struct moe_checker *c, const struct moe_here *h)
+{
+    struct moe_label at = moe_check_label(h);
+    for (int i = 0; i < c->s->n_params && h->op->line && h->op->n_writes; i++) {
+        const struct moe_param *p = &c->s->params[i];
+        int to = h->op->writes[0].buffer;
+        if (p->buffer >= 0 && (to == p->grad || to == p->buffer))
+            return moe_check_about(at, "the step for ", p, h->op->line);
+    }
+    return at;
+}
+
 static void check_reads(struct moe_checker *c, int rank, const struct moe_here *h)
 {
     for (int i = 0; i < h->op->n_reads + h->op->n_writes; i++) {
@@ -109,7 +122,7 @@ static void check_reads(struct moe_checker *c, int rank, const struct moe_here *
         struct moe_ref ref = write ? h->op->writes[i - h->op->n_reads] : h->op->reads[i];
         if ((write && !ref.accumulate) || *written(c, rank, ref, h->layer)) continue;
         if (is_left_empty(c, rank, h, ref) || looks_away(c, rank, h, write ? -1 : i)) continue;
-        moe_check_verdict(c, 6, rank, moe_check_label(h), "%s %s, which nothing wrote before",
+        moe_check_verdict(c, 6, rank, step_label(c, h), "%s %s, which nothing wrote before",
                           write ? "adds to" : "reads", c->s->buffers[ref.buffer].name);
     }
 }
@@ -286,24 +299,76 @@ static void meet(struct moe_checker *c, int comm, int group)
     free(h);
 }
 
+/* Does a rank, where it stands or later, come to a collective that is called so? */
+static bool comes_to(const struct moe_checker *c, int rank, const struct moe_here *at, const char *text)
+{
+    const struct moe_role *role = &c->s->roles[c->s->role_of[rank]];
+    const struct moe_place *p = &c->place[rank];
+    for (int n = p->instance; n < role->n_instances; n++) {
+        struct moe_here h = {.block_id = role->itinerary[n].block, .layer = role->itinerary[n].layer};
+        h.block = &role->blocks[h.block_id];
+        for (int o = n == p->instance ? p->op : 0; o < h.block->n_ops && h.layer == at->layer; o++) {
+            h.op = &h.block->ops[o];
+            if (h.op->kind == MOE_COLLECTIVE && h.op->comm == at->op->comm && !is_left_out(c, rank, &h) &&
+                !strcmp(moe_check_label(&h).text, text))
+                return true;
+        }
+    }
+    return false;
+}
+
+static bool stands_alike(const struct moe_here *a, const struct moe_here *b)
+{
+    if (!a->op || !b->op) return a->op == b->op;
+    return a->op->comm == b->op->comm && !strcmp(moe_check_label(a).text, moe_check_label(b).text);
+}
+
+/* Of the group of a rank that waits at `h`: its members that are elsewhere. One is said; those who stand
+ * where it does, or do not come to `h` any more, are added to it; others may wait for them. */
+static void add_absent(struct moe_checker *c, int rank, const struct moe_here *h, struct moe_here *first,
+                       struct moe_verdict **said)
+{
+    const struct moe_comm *m = &c->s->comms[h->op->comm];
+    const struct moe_label at = moe_check_label(h);
+    int group = m->group_of[rank];
+    for (int i = m->first[group]; i < m->first[group + 1]; i++) {
+        int absent = m->members[i];
+        struct moe_here other = here_of(c, absent);
+        if (other.op && c->place[absent].waiting && other.op->comm == h->op->comm) continue;
+        if (!*said) {
+            *first = other;
+            *said = moe_check_verdict(
+                c, 2, absent, at,
+                "never enters it on communicator %s, where rank %d waits: rank %d %s%s%s%s%s", m->name, rank,
+                absent, other.op ? "waits at '" : "comes to ", moe_check_label(&other).text,
+                other.op ? "'" : "", other.op ? " on communicator " : "",
+                other.op ? c->s->comms[other.op->comm].name : "");
+        } else if (stands_alike(&other, first) || !comes_to(c, absent, h, at.text))
+            moe_check_insert(absent, &(*said)->n_ranks, &(*said)->ranks);
+    }
+}
+
+/* The first collective that some wait at and others do not enter, with all of those: the rest follows from
+ * it. */
 static void report_hang(struct moe_checker *c)
 {
+    struct moe_here at = {0}, first = {0};
+    struct moe_verdict *said = NULL;
+    bool *seen = NULL; /* [groups of the communicator] */
     for (int r = 0; r < c->s->n_ranks; r++) {
         struct moe_here h = here_of(c, r);
         if (!c->place[r].waiting) continue;
+        if (said && !stands_alike(&h, &at)) continue;
         const struct moe_comm *m = &c->s->comms[h.op->comm];
-        int group = m->group_of[r];
-        for (int i = m->first[group]; i < m->first[group + 1]; i++) {
-            struct moe_here other = here_of(c, m->members[i]);
-            if (other.op && c->place[m->members[i]].waiting && other.op->comm == h.op->comm) continue;
-            moe_check_verdict(c, 2, m->members[i], moe_check_label(&h),
-                              "never enters it on communicator %s, where rank %d waits: it %s%s%s%s%s",
-                              m->name, r, other.op ? "waits at '" : "comes to ", moe_check_label(&other).text,
-                              other.op ? "'" : "", other.op ? " on communicator " : "",
-                              other.op ? c->s->comms[other.op->comm].name : "");
-            return; /* the first one: the rest follows from it */
-        }
+        if (!seen) seen = moe_alloc((size_t)m->n_groups, sizeof *seen), at = h;
+        if (seen[m->group_of[r]]) continue;
+        add_absent(c, r, &h, &first, &said);
+        seen[m->group_of[r]] = true;
+        if (said) continue;
+        free(seen); /* its group is there: another says what is wrong */
+        seen = NULL;
     }
+    free(seen);
 }
 
 static void tell(const struct moe_checker *c)

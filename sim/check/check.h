@@ -63,8 +63,7 @@ struct moe_verdict {
     int *layers;           /* [n_layers] where it is the same, ascending */
     char op[3 * MOE_NAME]; /* "layer 1 forward dispatch", or a tensor: where it was seen first */
     int n_params, cap_params;
-    char *
-        *params; /* [n_params] names of those of which it is said, as they were found; n_params 0: of none */
+    char **params;  /* [n_params] of which it is said, as found; n_params 0: of none */
     const char *of; /* what it says of a parameter: "the gradient of " */
     char *text;     /* one sentence: ranks, operation, numbers */
     char *cause;    /* class, line, operation or `of`, and text without its example: one verdict each */

@@ -192,6 +192,7 @@ static void clip(struct moe_checker *c, int rank, const struct moe_here *h, cons
     int n = n_reads(c, h, p->grad, 0);
     if (n != 1 && !moe_check_idle(c, rank, h))
         moe_check_verdict(c, 5, rank, moe_check_label(h), "reads %s %d times, expected once", p->name, n);
+    if (!c->written[moe_check_place(c, rank, p->grad, 0)]) return; /* that is said where it is read */
     unsigned char *seen = times(c, rank, p->grad, 0);
     struct moe_gradient_fault f = judge(c, rank, p, 0, 0);
     if (!*seen) moe_check_gradient(c, rank, h, p, &f);
@@ -365,8 +366,7 @@ static void check_updates(struct moe_checker *c, int rank, const struct moe_para
 static const char *not_measured(const struct moe_op *by)
 {
     return by ? "is clipped by a norm of what its gradient was before a later sum or division: measure it "
-                "behind "
-                "them"
+                "behind them"
               : "is clipped by a norm that leaves its gradient out: no step measures it";
 }
 
@@ -379,8 +379,12 @@ static void check_measured(struct moe_checker *c, int rank, const struct moe_par
         if (n == expected || !moe_holds(c->s, p->grad, slot, rank) || taken(c, rank, p->grad, slot).part)
             continue;
         const struct moe_op *by = moe_check_last(c, rank, MOE_K_SQNORM, p->grad, -1);
+        const struct moe_op *clip = moe_check_last(c, rank, MOE_K_CLIP, -1, p->grad);
         struct moe_label at = label_of(c, p, slot, by);
-        if (n == 0)
+        if (n == 0 && by && clip && clip->line < by->line)
+            moe_check_verdict(c, 5, rank, at, "is clipped by line %d before its norm is measured",
+                              clip->line);
+        else if (n == 0)
             moe_check_verdict(c, 5, rank, at, "%s", not_measured(by));
         else
             moe_check_verdict(c, 5, rank, at, "is in the norm %d time%s, expected %s", n, n == 1 ? "" : "s",
@@ -491,7 +495,7 @@ void moe_check_coverage(struct moe_checker *c)
     for (int i = 0; i < s->n_params && c->taken; i++) {
         const struct moe_param *p = &s->params[i];
         for (int slot = 0; p->clips && p->buffer >= 0 && slot < s->buffers[p->grad].slots; slot++) {
-            int norm = -1, first = -1;
+            int norm = -1;
             const struct moe_op *by = NULL;
             bool parts = false, reported = false;
             for (int r = 0; r < s->n_ranks; r++) {
@@ -499,11 +503,12 @@ void moe_check_coverage(struct moe_checker *c)
                 parts |= t.part;
                 reported |= t.reported;
                 if (t.by) by = t.by;
-                if (t.part && first < 0) first = r;
                 if (t.times && norm < 0) norm = t.norm;
             }
             if (!parts || reported) continue;
-            if (norm < 0) moe_check_verdict(c, 5, first, label_of(c, p, slot, by), "%s", not_measured(by));
+            for (int r = 0; r < s->n_ranks && norm < 0; r++)
+                if (taken(c, r, p->grad, slot).part)
+                    moe_check_verdict(c, 5, r, label_of(c, p, slot, by), "%s", not_measured(by));
             for (int k = 0; k < s->n_params && norm >= 0; k++) {
                 if (s->params[k].buffer >= 0 || s->params[k].grad != norm) continue;
                 const struct moe_comm *over = &s->comms[s->params[k].replicas];

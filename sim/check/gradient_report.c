@@ -39,17 +39,36 @@ static int copies(const struct finding *y)
     return size_of(y, y->p->replicas);
 }
 
+/* A step of the list that sums, or divides, the gradient behind the update that uses it. NULL: there is none,
+ * or the list is on one line. */
+static const struct moe_op *find_late(const struct finding *y, bool sum)
+{
+    const struct moe_role *role = &y->c->s->roles[y->c->s->role_of[y->rank]];
+    for (int b = 0; b < role->n_blocks && !y->norm[0] && y->h->op->line; b++)
+        for (int o = 0; o < role->blocks[b].n_ops; o++) {
+            const struct moe_op *op = &role->blocks[b].ops[o];
+            bool is_one = sum ? op->kind == MOE_COLLECTIVE && op->collective == MOE_ALLREDUCE
+                              : op->kind == MOE_KERNEL && op->kernel == MOE_K_SCALE;
+            if (is_one && op->line > y->h->op->line && op->writes[0].buffer == y->p->grad) return op;
+        }
+    return NULL;
+}
+
 static void report_missing(const struct finding *y)
 {
     const struct moe_gradient_fault *f = y->f;
-    char why[80] = "";
-    if (!f->summed_in)
+    const struct moe_op *late = f->summed_in ? NULL : find_late(y, true);
+    char why[96] = "";
+    if (late)
+        snprintf(why, sizeof why, ": the sum of line %d comes after the update of line %d", late->line,
+                 y->h->op->line);
+    else if (!f->summed_in)
         snprintf(why, sizeof why, ": no step sums it over them");
     else if (!are_summed(y, f->missing_rank))
         snprintf(why, sizeof why, ": the last sum of it, over %d ranks, does not bring them",
                  size_of(y, f->summed_in->comm));
     moe_check_verdict(
-        y->c, 4, y->rank, about(y, moe_check_line(y->c, f->summed_in)),
+        y->c, 4, y->rank, about(y, moe_check_line(y->c, late ? late : f->summed_in)),
         "lacks the contributions of %d of the %d ranks that hold a copy of it%s, so on rank %d: "
         "of rank %d",
         f->missing_ranks, copies(y), why, y->rank, f->missing_rank);
@@ -80,13 +99,18 @@ static void report_factor(const struct finding *y)
     const struct moe_gradient_fault *f = y->f;
     const struct moe_op *op = f->doubled_in ? f->doubled_in : f->divided_in;
     bool divided = f->divided_in && (f->divided_in->line || !y->c->s->sync_line);
+    const struct moe_op *late = divided || f->doubled_in ? NULL : find_late(y, false);
     char why[128 + MOE_NAME] = "";
+    if (late) op = late;
     if (f->doubled_in)
         snprintf(why, sizeof why, ": this sum over %d ranks adds up copies of one sum", size_of(y, op->comm));
     else if (divided && isfinite(f->divisor * f->factor))
         snprintf(why, sizeof why,
                  ": the last division of it is by %.6g, expected by %.6g, so on rank %d: by %s", f->divisor,
                  f->divisor * f->factor, y->rank, op->name);
+    else if (late)
+        snprintf(why, sizeof why, ": the division of line %d comes after the update of line %d", late->line,
+                 y->h->op->line);
     else if (!divided && isfinite(f->factor))
         snprintf(why, sizeof why, ": no step divides it, expected by %.6g", f->factor);
     moe_check_verdict(y->c, y->norm[0] ? 5 : 3, y->rank, about(y, moe_check_line(y->c, op)),

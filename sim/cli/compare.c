@@ -46,14 +46,15 @@ static const struct moe_variant *ranked(const struct moe_grid *g, int place)
     return &g->variants[g->rank[place]];
 }
 
-/* The places that the best is compared with: the next and the last. Result: how many. */
+/* The places that the best is compared with: the next and the last that is right. Result: how many. */
 static int rivals(const struct moe_grid *g, int place[2])
 {
     place[0] = 1;
-    place[1] = g->n_ok - 1;
-    return g->n_ok < 2 ? 0 : g->n_ok == 2 ? 1 : 2;
+    place[1] = g->n_right - 1;
+    return g->n_right < 2 ? 0 : g->n_right == 2 ? 1 : 2;
 }
 
+/* There is a best where one is right. */
 static double to_best(const struct moe_grid *g, const struct moe_variant *v)
 {
     return moe_variant_cost_us(v) / moe_variant_cost_us(ranked(g, 0));
@@ -82,7 +83,7 @@ static json_t *variant_json(const struct moe_grid *g, const struct moe_variant *
         json_object_set_new(item, "error", moe_json_text(v->error));
         return item;
     }
-    json_object_set_new(item, "to_best", json_real(to_best(g, v)));
+    json_object_set_new(item, "to_best", g->n_right ? json_real(to_best(g, v)) : json_null());
     json_object_set_new(item, "kept_tokens_per_s", json_integer(kept_per_s(v)));
     json_object_set_new(item, "dropped_share", json_real(share(v, v->kept.dropped)));
     json_object_set_new(item, "padded_share", json_real(share(v, v->kept.padded)));
@@ -104,7 +105,7 @@ static void print_json(const struct moe_grid *g, const struct moe_input *in)
     }
     moe_print_json(json_pack("{s:s, s:o, s:o, s:o, s:o}", "schema", "moesim.compare/4", "input",
                              moe_input_json(in), "results", results, "best",
-                             g->n_ok ? json_integer(g->rank[0]) : json_null(), "why", why));
+                             g->n_right ? json_integer(g->rank[0]) : json_null(), "why", why));
 }
 
 /* ---- text ---- */
@@ -126,6 +127,24 @@ static void print_name(const struct moe_grid *g, const struct moe_variant *v, FI
                     key == MOE_VARY_ORDER ? "" : " ", v->value[key]);
 }
 
+/* "wrong: C3,C5"; "" of one that is right. */
+static json_t *wrong_json(const struct moe_grid *g, const struct moe_variant *v)
+{
+    const struct moe_verdicts *of = moe_variant_verdicts(g, v);
+    char text[256] = "";
+    size_t length = 0;
+    for (int c = 0; c < moe_check_n_classes; c++)
+        for (int i = 0; i < of->n; i++) {
+            if (of->item[i].severity != MOE_SEVERITY_ERROR ||
+                of->item[i].check_class != moe_check_classes[c].number)
+                continue;
+            length += (size_t)snprintf(text + length, sizeof text - length, "%sC%d",
+                                       length ? "," : "wrong: ", moe_check_classes[c].number);
+            break;
+        }
+    return json_string(text);
+}
+
 /* Only what varies, and times: the rest is in the JSON. Columns that are empty throughout are left out. */
 static json_t *row_json(const struct moe_grid *g, const struct moe_variant *v, bool drops, bool pads,
                         bool sure)
@@ -133,7 +152,8 @@ static json_t *row_json(const struct moe_grid *g, const struct moe_variant *v, b
     json_t *row = json_object();
     for (int key = 0; key < MOE_VARY_COUNT; key++)
         if (varies(g, key)) json_object_set_new(row, moe_vary[key].column, moe_json_text(v->value[key]));
-    json_object_set_new(row, "to_best", json_real(to_best(g, v)));
+    if (g->n_right < g->n_ok) json_object_set_new(row, "check", wrong_json(g, v));
+    if (g->n_right) json_object_set_new(row, "to_best", json_real(to_best(g, v)));
     json_object_set_new(row, "kept_tok/s", json_integer(kept_per_s(v)));
     if (drops) json_object_set_new(row, "dropped_%", json_real(100 * share(v, v->kept.dropped)));
     if (pads) json_object_set_new(row, "padded_%", json_real(100 * share(v, v->kept.padded)));
@@ -214,6 +234,10 @@ static void print_text(const struct moe_grid *g, const struct moe_input *in)
         printf(": %s", g->variants[i].error);
     }
     printf("%s\nbest: ", g->n_ok < g->n ? "\n" : "");
+    if (!g->n_right) {
+        puts("none, what has a result is wrong");
+        return;
+    }
     print_name(g, ranked(g, 0), stdout);
     print_time(": ", moe_step_us(&ranked(g, 0)->r), false);
     printf(" a step, %lld kept tokens/s\n", (long long)kept_per_s(ranked(g, 0)));
@@ -223,19 +247,12 @@ static void print_text(const struct moe_grid *g, const struct moe_input *in)
 /* One line of the first wrong variant that has a result, the best first. */
 static void warn(const struct moe_grid *g, const char *input)
 {
-    char *first = NULL;
-    int n_wrong = 0, at = 0;
-    for (int i = 0; i < g->n_ok; i++) {
-        char *text = moe_first_error(moe_variant_verdicts(g, ranked(g, i)), &ranked(g, i)->sc);
-        n_wrong += text != NULL;
-        if (text && !first)
-            first = text, at = i;
-        else
-            free(text);
-    }
-    if (!first) return;
-    fprintf(stderr, "moesim compare: warning: %s: %d of %d variants are wrong, ", input, n_wrong, g->n_ok);
-    print_name(g, ranked(g, at), stderr);
+    if (g->n_right == g->n_ok) return;
+    const struct moe_variant *v = ranked(g, g->n_right);
+    char *first = moe_first_error(moe_variant_verdicts(g, v), &v->sc);
+    fprintf(stderr, "moesim compare: warning: %s: %d of %d variants are wrong, ", input, g->n_ok - g->n_right,
+            g->n_ok);
+    print_name(g, v, stderr);
     fprintf(stderr, ": %s (run moesim check)\n", first);
     free(first);
 }

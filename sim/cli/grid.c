@@ -217,7 +217,15 @@ static int by_cost(const void *a, const void *b, void *variants)
     int i = *(const int *)a, j = *(const int *)b;
     const struct moe_variant *all = variants;
     double x = moe_variant_cost_us(&all[i]), y = moe_variant_cost_us(&all[j]);
+    if (all[i].wrong != all[j].wrong) return all[i].wrong - all[j].wrong;
     return x != y ? (x > y) - (x < y) : i - j;
+}
+
+static bool is_wrong(const struct moe_verdicts *v)
+{
+    int i = 0;
+    while (i < v->n && v->item[i].severity != MOE_SEVERITY_ERROR) i++;
+    return i < v->n;
 }
 
 int moe_grid_run(struct moe_grid *g, const struct moe_input *in, int64_t n_threads)
@@ -231,8 +239,13 @@ int moe_grid_run(struct moe_grid *g, const struct moe_input *in, int64_t n_threa
     run_some(&w); /* this thread is one of them */
     while (n > 0) pthread_join(threads[--n], NULL);
     free(threads);
-    for (int i = 0; i < g->n; i++)
-        if (g->variants[i].err == MOE_OK) g->rank[g->n_ok++] = i;
+    for (int i = 0; i < g->n; i++) {
+        struct moe_variant *v = &g->variants[i];
+        v->wrong = is_wrong(moe_variant_verdicts(g, v));
+        if (v->err < 0) continue;
+        g->rank[g->n_ok++] = i;
+        g->n_right += !v->wrong;
+    }
     if (!g->n_ok) return moe_fail(g->variants[0].err, "%s", g->variants[0].error);
     qsort_r(g->rank, (size_t)g->n_ok, sizeof *g->rank, by_cost, g->variants);
     return MOE_OK;

@@ -31,6 +31,7 @@ struct moe_variant {
     struct moe_sim_result r;
     struct moe_kept kept;
     struct moe_verdicts verdicts; /* of its schedule; moe_variant_verdicts */
+    bool wrong;                   /* there is an error among them */
     double kept_tokens;           /* of the step: the tokens, less 1 / top_k for each row that was dropped */
 };
 
@@ -38,9 +39,9 @@ struct moe_grid {
     int n_values[MOE_VARY_COUNT];
     char **value[MOE_VARY_COUNT]; /* of capacity with the rule: as moe_capacity_text */
     bool own[MOE_VARY_COUNT];     /* one value, that of the scenario, which has it */
-    int n, n_ok;
+    int n, n_ok, n_right;         /* variants; with a result; with one and without an error */
     struct moe_variant *variants; /* [n], the last key varies fastest */
-    int *rank;                    /* [n_ok] variants with a result, the least time per kept token first */
+    int *rank; /* [n_ok] those with a result: n_right, then the wrong; the least time per kept token first */
 };
 
 /* Reads args->vary; a key that is not there has the value of the scenario. Result: *g, to be freed in any

@@ -87,10 +87,11 @@ static void add_json(json_t *items, const struct moe_stressed *s)
     for (int i = 0; i < 32; i++)
         if (s->classes >> i & 1) json_array_append_new(classes, json_sprintf("C%d", i));
     for (int i = 0; i < s->n_adverse; i++) json_array_append_new(adverse, json_integer(s->adverse[i]));
-    json_array_append_new(items, json_pack("{s:o, s:o, s:s, s:o, s:I, s:b, s:o}", "classes", classes,
+    json_array_append_new(items, json_pack("{s:o, s:o, s:s, s:o, s:I, s:b, s:I, s:o}", "classes", classes,
                                            "verdicts", list, "routing", s->routing, "adverse_ranks", adverse,
                                            "tokens", (json_int_t)s->tokens, "complete", s->complete,
-                                           "scenario", moe_json_text(text)));
+                                           "too_small_tokens_per_rank", (json_int_t)s->too_small, "scenario",
+                                           moe_json_text(text)));
     free(text);
 }
 
@@ -111,11 +112,15 @@ static void print_found(void *ctx, const struct moe_stressed *s)
     printf("# the smallest of");
     for (int i = 0; i < 32; i++)
         if (s->classes >> i & 1) printf(" C%d", i);
+    if (s->too_small) printf(" of sizes that evenly spread rows do not break");
     printf("%s: %lld token%s", s->complete ? "" : " so far (the search was cut short)", (long long)s->tokens,
            s->tokens == 1 ? "" : "s");
     if (s->n_adverse) printf(", on rank%s ", s->n_adverse == 1 ? "" : "s");
     moe_print_numbers(s->adverse, s->n_adverse, stdout);
     printf("%s %s\n", s->n_adverse ? "" : ",", s->n_adverse ? s->routing : "rows spread evenly");
+    if (s->too_small)
+        printf("# with %lld token%s on every rank, and maybe fewer, evenly spread rows break it too\n",
+               (long long)s->too_small, s->too_small == 1 ? "" : "s");
     write_scenario(s->scenario, stdout);
 }
 
@@ -127,14 +132,20 @@ int moe_check_stress(const struct moe_args *args)
     if (moe_input_is_trace(args->input) || args->routing || args->step >= 0)
         MOE_TRY_GOTO(moe_fail(MOE_EUSAGE, "--stress: expected a scenario, whose routing it replaces"));
     MOE_TRY_GOTO(moe_scenario_load(args->input, &sc));
+    if (moe_lower_sends_once(sc->dispatcher))
+        MOE_TRY_GOTO(moe_fail(MOE_EINPUT,
+                              "%s: --stress cannot be used with dispatcher %s: it tries numbers of rows of "
+                              "each expert, which do not say how many tokens go to a rank",
+                              sc->name, sc->dispatcher));
     err = moe_stress(sc, print_found, &p, &n_tried);
-    if (err < 0) err = moe_fail(err, "--stress says routings by counts: %s", moe_error());
     if (err < 0) goto done;
     if (args->json) {
         moe_print_json(
             json_pack("{s:s, s:i, s:O}", "schema", "moesim.stress/2", "tried", n_tried, "found", p.items));
-    } else
+    } else if (p.n)
         printf("# %d routings tried, %d shown\n", n_tried, p.n);
+    else
+        printf("# %d routings tried, nothing breaks it\n", n_tried);
     err = p.n ? moe_exit_code(MOE_EVERDICT) : MOE_OK;
 done:
     if (p.items) json_decref(p.items);

@@ -586,6 +586,12 @@ int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *d
     return lower(sc, dispatcher, rule, out);
 }
 
+bool moe_lower_sends_once(const char *name)
+{
+    int i = find(name);
+    return i >= 0 && dispatchers[i].once;
+}
+
 int moe_lower(const struct moe_scenario *sc, struct moe_schedule **out)
 {
     int i = find(sc->dispatcher);

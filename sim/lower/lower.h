@@ -229,6 +229,8 @@ void moe_lower_pipe_run(struct moe_builder *b, const struct moe_lower_pipe *pipe
 /* Errors: MOE_EINPUT for an unknown dispatcher or capacity rule, with the nearest known one, and for a pair
  * of them that does not go together. */
 int moe_lower(const struct moe_scenario *sc, struct moe_schedule **out);
+/* A dispatcher that counts of rows by expert do not tell the traffic of; false for an unknown name. */
+bool moe_lower_sends_once(const char *name);
 /* The same with a dispatcher of the caller's own. */
 int moe_lower_with(const struct moe_scenario *sc, const struct moe_dispatcher *dispatcher,
                    struct moe_schedule **out);

@@ -146,8 +146,8 @@ enum rule explain_alarm(const struct trial *t);
 enum rule explain_verdict(const struct trial *t, const struct moe_verdict *v);
 /* Of a run with a fault, and no error of check. */
 enum rule explain_miss(const struct trial *t);
-/* Verdicts made up for a run without fault, one of every class about an operation that was not changed, and of
- * those classes that no rule has about the one that was: how many a rule would excuse. */
+/* Verdicts made up for a run without fault, one of every class about an operation that was not changed, and
+ * of those classes that no rule has about the one that was: how many a rule would excuse. */
 int explain_planted(const struct trial *t, int *n);
 
 #endif

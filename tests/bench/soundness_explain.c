@@ -132,8 +132,8 @@ static void draw_label(const struct trial *t, struct draws *d, int rank, char ou
     moe_op_label(block, &block->ops[draw(d, block->n_ops)], in->layer, out);
 }
 
-/* Not where they would be true, or about what the change cannot touch: of other operations; and of the changed
- * one, of classes that are no rule's. */
+/* Not where they would be true: about other operations; and about the changed one, of classes that are no
+ * rule's. */
 int explain_planted(const struct trial *t, int *n)
 {
     struct draws d = {.seed = moe_hash64((uint64_t)t->number)};

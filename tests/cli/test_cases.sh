@@ -63,7 +63,7 @@ done
 grep -q '^tokens_per_rank: \[3, 0\]' out || fail "stress of c begins below min_capacity: $(cat out)"
 grep -q '^# error C8' out && ! grep -q '^# error C1' out || fail "stress of c: $(cat out)"
 right=$source_dir/tests/cases/shared_parameters/right.yaml
-expect 0 '134 routings tried, 0 shown' check --stress "$right"
+expect 0 '^# 134 routings tried, nothing breaks it$' check --stress "$right"
 # However the scenario is written; what is wrong at any size is shown at the smallest.
 printf '{"layout": {ranks: 2}, model: {layers: 1, hidden: 8, ffn: 8, experts: 4, top_k: 1},\n' > flow.yaml
 printf '"tokens_per_rank": [8,\n8], gradient_sync: [{do: update}], clip_norm: 0}\n' >> flow.yaml
@@ -72,7 +72,18 @@ grep -q '^tokens_per_rank: \[1, 0\]' out || fail "stress of what is always wrong
 awk '/^---/ {on = 1; next} on' out > stressed.yaml # C3 is not seen of one token
 "$moesim" check stressed.yaml | grep -q '^error C4' || fail "stress of a flow mapping: check finds no C4"
 sed 's/gradient_sync.*clip/dispatcher: deepep, clip/' flow.yaml > deepep.yaml
-expect 3 'stress says routings by counts: .* which dispatcher deepep needs' check --stress deepep.yaml
+expect 3 'deepep.yaml: --stress cannot be used with dispatcher deepep: ' check --stress deepep.yaml
+# One token on every rank, evenly spread, is on the first expert: that breaks it too, and is said.
+cat > detach.yaml << EOF
+model: {layers: 2, hidden: 8, ffn: 8, experts: 8, top_k: 1, heads: 0}
+layout: {ranks: 4, expert_parallel: 4}
+tokens_per_rank: 32
+empty_rank: detach
+EOF
+"$moesim" check --stress detach.yaml > out
+grep -q '^# the smallest of C2 of sizes that evenly spread rows do not break: ' out &&
+    grep -q '^# with [1-9] tokens* on every rank, and maybe fewer, evenly spread rows break it too' out ||
+    fail "stress of detach does not say what it leaves out: $(cat out)"
 expect 2 'expected a scenario' check --stress "${variant}_c.yaml" --step 3
 # A step with wrong gradients has a time; that it is wrong is said beside it, in one line.
 for file in "${right%/*}"/*.yaml "$source_dir"/tests/cases/tied_embedding/*.yaml; do

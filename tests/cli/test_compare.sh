@@ -151,4 +151,34 @@ sed '$a dtype: bfloat16' "$small" > half.yaml
 expect 0 '^not known: the machine is not calibrated' compare half.yaml --vary topology=h100_sxm,pcie_box
 expect 0 '+-[0-9]* %' compare half.yaml --vary topology=h100_sxm,dgx_h100
 grep -q 'not known' out && fail "$(cat out)"
+
+# ---- wrong variants: 64 tokens of a rank, room for 32. The faster is wrong, so it is marked, and not best;
+# where all are wrong, none is. ----
+cat > room.yaml << EOF
+model: {layers: 2, hidden: 64, ffn: 64, experts: 8, top_k: 2, heads: 0}
+layout: {ranks: 8, expert_parallel: 4}
+tokens_per_rank: 64
+max_dispatch_tokens: 32
+dispatcher: deepep_low_latency
+topology: dgx_h100
+EOF
+warned()
+{
+    cases=$((cases + 1))
+    "$moesim" compare room.yaml --vary "$@" > out 2> err || fail "compare room.yaml: $(cat err)"
+    said='^moesim compare: warning: room.yaml: 1 of [12] variants are wrong, dgx_h100 with deepep_low_latency'
+    grep -q "$said: error C10" err && [ "$(wc -l < err)" -eq 1 ] || fail "no warning: $(cat err)"
+}
+both=dispatcher=deepep_low_latency,alltoall
+warned $both
+grep -q '^deepep_low_latency  *wrong: C10  *0\.[0-9]* ' out &&
+    grep -q '^best: dgx_h100 with alltoall: ' out && ! grep -q '^next' out &&
+    ! grep -q '^alltoall .*wrong' out || fail "a wrong one is best: $(cat out)"
+warned $both --json
+[ "$(value best)" = 1 ] || fail "best of JSON: $(value best)"
+warned dispatcher=deepep_low_latency
+grep -q '^wrong: C10  *[0-9]' out && grep -q '^best: none, what has a result is wrong$' out &&
+    ! grep -q to_best out || fail "a best of wrong ones: $(cat out)"
+warned dispatcher=deepep_low_latency --json
+[ "$(value best) $(value to_best)" = 'null null' ] || fail "JSON without a best: $(value best)"
 finish

@@ -79,7 +79,7 @@ static const struct {
      "32, expected 96", C(7)},
     {2, 2, NULL, "empty_rank: detach\n" SPREAD, "whether ranks enter it follows from", 0},
     {2, 2, NULL, "empty_rank: detach\n" EMPTY, "backward d_combine", C(2)},
-    {2, 2, NULL, "empty_rank: bypass\n" EMPTY, "it waits at 'layer 0 sync sum_moe_gain'", C(2)},
+    {2, 2, NULL, "empty_rank: bypass\n" EMPTY, "rank 1 waits at 'layer 0 sync sum_moe_gain'", C(2)},
     {2, 2, NULL, "empty_rank: run\n" EMPTY, NULL, 0},
     {2, 2, NULL, "dispatcher: allgather\nempty_rank: detach\n" EMPTY, "never enters it", C(2)},
     {2, 2, NULL, "dispatcher: allgather\nempty_rank: bypass\n" EMPTY, "enters", C(2)},
@@ -309,6 +309,57 @@ static void test_places(void **state)
     }
 }
 
+#define AT_END                                                                                               \
+    "{do: divide, of: all, by: world_tokens}, {do: norm, of: shared, over: pp}, "                            \
+    "{do: norm, of: experts, over: ep_pp}, {do: clip}, {do: update}]"
+#define SPLIT(of, over) "{do: reduce_scatter, of: " of ", over: " over "}, "
+#define GATHER(of, over) "{do: all_gather, of: " of ", over: " over "}"
+static const struct {
+    int ranks, ep;
+    const char *layout, *more;
+    int class;
+    unsigned on; /* bits of ranks */
+} whole[] = {
+    /* Ranks 0 to 3 wait for those of the last stage, which have no such sum. */
+    {4, 2, "pipeline_parallel: 2, micro_batches: 4",
+     "gradient_sync: [{do: sum, of: embedding, over: tied, on: first}, {do: sum, of: shared, over: dp}, "
+     "{do: sum, of: experts, over: edp}, " AT_END,
+     2, 0xf0},
+    /* Of both groups that split the experts the second rank got no row. */
+    {4, 2, NULL, "empty_rank: detach\n" EMPTY_ON_4, 2, 0xa},
+    /* No norm of experts: each rank clips its part of them by that of the rest. */
+    {8, 4, NULL,
+     "distributed_optimizer: {}\ngradient_sync: [" SPLIT("shared", "dp") SPLIT(
+         "experts",
+         "edp") "{do: divide, of: all, by: world_tokens}, {do: norm, of: shared, over: dp}, {do: clip}, "
+                "{do: update}, " GATHER("shared", "dp") ", " GATHER("experts", "edp") "]",
+     5, 0xff},
+};
+
+/* A verdict names all ranks that it holds for. */
+static void test_ranks(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+        int stages = whole[i].layout ? 2 : 1;
+        struct moe_scenario *sc =
+            fixture_layout(stages, stages * whole[i].ranks, whole[i].ep, whole[i].layout, "8", whole[i].more);
+        struct moe_schedule *s = fixture_schedule(sc);
+        struct moe_routing *r = fixture_routing(sc);
+        struct moe_verdicts v;
+        unsigned on = 0;
+        moe_check(s, r, &v);
+        assert_int_equal(v.n, 1);
+        assert_int_equal(v.item[0].check_class, whole[i].class);
+        for (int k = 0; k < v.item[0].n_ranks; k++) on |= 1u << v.item[0].ranks[k];
+        if (on != whole[i].on) fail_msg("%zu: ranks %x: %s", i, on, v.item[0].text);
+        moe_verdicts_free(&v);
+        moe_routing_free(r);
+        moe_schedule_free(s);
+        moe_scenario_free(sc);
+    }
+}
+
 /* Tokens of a step: without padding that is masked; of the micro-batches that each rank runs. */
 static void test_tokens(void **state)
 {
@@ -408,15 +459,11 @@ static void test_empty_rank_in_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_verdicts),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_checkpoints),
-        cmocka_unit_test(test_absent),
-        cmocka_unit_test(test_places),
-        cmocka_unit_test(test_tokens),
-        cmocka_unit_test(test_aux_coefficient),
-        cmocka_unit_test(test_aux_gradient),
-        cmocka_unit_test(test_empty_rank_in_time),
+        cmocka_unit_test(test_verdicts),     cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_checkpoints),  cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_places),       cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_tokens),       cmocka_unit_test(test_aux_coefficient),
+        cmocka_unit_test(test_aux_gradient), cmocka_unit_test(test_empty_rank_in_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -105,6 +105,14 @@ static void test_orders(void **state)
         {"gradient_sync:\n  - {do: sum, of: shared, over: dp}\n" DIVIDE RIGHT_NORMS END,
          "(first w1, w2) lacks the contributions of 1 of the 2 ranks that hold a copy of it: no step sums it",
          1u << 4},
+        /* Behind the update: too late. */
+        {"gradient_sync:\n" RIGHT_SUMS RIGHT_NORMS END DIVIDE,
+         "should be: the division of line 11 comes after the update of line 10", 1u << 3},
+        {"gradient_sync:\n" DIVIDE RIGHT_NORMS END RIGHT_SUMS,
+         "copy of it: the sum of line 10 comes after the update of line 9, so on rank 0", 1u << 4},
+        /* Clipped before there is a norm: once for all parameters. */
+        {"gradient_sync:\n" RIGHT_SUMS DIVIDE "  - {do: clip}\n" RIGHT_NORMS "  - {do: update}\n",
+         "the step for each of 9 parameters (first", 1u << 5 | 1u << 6},
         /* One parameter forgotten. */
         {"gradient_sync:\n" RIGHT_SUMS "  - {do: divide, of: experts, by: world_tokens}\n"
          "  - {do: divide, of: router, by: world_tokens}\n" RIGHT_NORMS END,
