@@ -77,15 +77,14 @@ static uint64_t of_kernel(const struct moe_checker *c, int rank, const struct ma
     const struct moe_op *op = m->did;
     const int layer = m->h.layer;
     const struct moe_kernel_shape *k = &c->shapes[op->kernel];
-    const bool gradients_tell = m->h.block->pass > MOE_BACKWARD && op->kernel == MOE_K_SCALE;
-    uint64_t n = moe_check_mix(1, (uint64_t)(gradients_tell ? MOE_K_COPY : op->kernel));
+    uint64_t n = moe_check_mix(1, (uint64_t)op->kernel);
     if (k->uses & MOE_USES_FACTOR) n = moe_check_mix(n, of_double(op->factor));
     if (k->uses & MOE_USES_DECAY) n = moe_check_mix(n, of_double(op->decay));
     if (k->uses & MOE_USES_MODE) n = moe_check_mix(n, (uint64_t)op->mode);
     if (k->uses & MOE_USES_MODE && (op->mode & MOE_LIMIT_ORDER) == MOE_LIMIT_RANDOM)
         n = moe_check_mix(n, op->seed);
     if (k->uses & MOE_USES_TRANS) n = moe_check_mix(n, (uint64_t)m->trans);
-    if (k->uses & MOE_USES_DIVISOR && !gradients_tell)
+    if (k->uses & MOE_USES_DIVISOR)
         n = moe_check_mix(moe_check_mix(n, of_factor(c, rank, op->divisor, layer)),
                           of_factor(c, rank, op->times, layer));
     for (int i = 0; i < op->n_dims && op->kernel != MOE_K_SELECT; i++)
@@ -179,6 +178,15 @@ static void take_for(const struct moe_checker *c, int role, struct made *m, cons
     }
 }
 
+/* What is done with gradients and norms behind the backward pass is followed element by element. */
+static bool gradients_tell(const struct moe_checker *c, const struct moe_here *h)
+{
+    if (h->block->pass <= MOE_BACKWARD) return false;
+    for (int i = 0; i < h->op->n_writes; i++)
+        if (!moe_check_is_summed(c, h->op->writes[i])) return false;
+    return true;
+}
+
 /* Numbers of all operations of a role; returns how many. like [n_like]: of another rank. */
 static int number(const struct moe_checker *c, int rank, bool same_tokens, const struct made *like,
                   int n_like, struct made **out)
@@ -193,7 +201,7 @@ static int number(const struct moe_checker *c, int rank, bool same_tokens, const
         m.h.block = &y->blocks[m.h.block_id];
         for (int o = 0; o < m.h.block->n_ops; o++) {
             m.h.op = &m.h.block->ops[o];
-            if (m.h.op->kind == MOE_HOST_SYNC) continue;
+            if (m.h.op->kind == MOE_HOST_SYNC || gradients_tell(c, &m.h)) continue;
             take_for(c, c->s->role_of[rank], &m, find(&m, like, n_like, &from));
             m.number = apply(c, rank, &m, same_tokens, slots);
             *out = moe_grow(*out, &cap, n + 1, sizeof **out);

@@ -127,9 +127,13 @@ static void check_reads(struct moe_checker *c, int rank, const struct moe_here *
     }
 }
 
+/* Adding nothing to what nothing wrote leaves it so. */
 static void mark_writes(struct moe_checker *c, int rank, const struct moe_here *h)
 {
-    for (int i = 0; i < h->op->n_writes; i++) *written(c, rank, h->op->writes[i], h->layer) = 1;
+    for (int i = 0; i < h->op->n_writes; i++) {
+        unsigned char *w = written(c, rank, h->op->writes[i], h->layer);
+        if (!*w && !(h->op->writes[i].accumulate && moe_check_idle(c, rank, h))) *w = 1;
+    }
 }
 
 /* Does the rank enter it at all? What it does not write, others do not read without a verdict. */

@@ -9,7 +9,8 @@
  *                order, streams and waits, computed here pair by pair
  *   need holds   low of a capacity rule is not above high
  *   no reader    N of LIMIT (but at random), that no kernel looks at (kernels/ref.h)
- *   zero         adding to what was set to zero, or replacing it
+ *   zero         adding to what was set to zero, and to which at most parts without elements were added, or
+ *                replacing it
  *   nothing      of an operation on the part of a bucket that a rank owns, where it owns nothing */
 #include "sim/check/check.h"
 #include "tests/fixture.h"
@@ -144,22 +145,26 @@ static bool owns_nothing(struct moe_schedule *s, const struct mutation *m)
     return false;
 }
 
-/* The operation runs once, and what wrote its slot last before it is ZERO. */
+/* Whenever the operation runs, its slot was set to zero, and only parts without elements were added since. */
 static bool adds_to_zero(const struct moe_schedule *s, const struct mutation *m)
 {
     const struct moe_role *role = &s->roles[s->role_of[m->rank]];
-    const struct moe_op *last = NULL;
-    int runs = 0;
+    struct moe_env env = {at_start, (void *)s};
+    bool zero = false, runs = false;
     for (int k = 0; k < role->n_instances; k++) {
         const struct moe_block *b = &role->blocks[role->itinerary[k].block];
         for (int o = 0; o < b->n_ops; o++) {
             const struct moe_op *op = &b->ops[o];
-            runs += op == m->op;
-            for (int w = 0; w < op->n_writes && !runs; w++)
-                if (moe_same_slot(s, op->writes[w], m->op->writes[m->place])) last = op;
+            if (op == m->op && !zero) return false;
+            runs |= op == m->op;
+            bool nothing = op->n_reads && op->reads[0].n &&
+                           moe_eval(s, env, op->reads[0].n, m->rank, role->itinerary[k].layer, 0) == 0;
+            for (int w = 0; w < op->n_writes; w++)
+                if (moe_same_slot(s, op->writes[w], m->op->writes[m->place]))
+                    zero = (op->kind == MOE_KERNEL && op->kernel == MOE_K_ZERO) || (zero && nothing);
         }
     }
-    return runs == 1 && last && last->kind == MOE_KERNEL && last->kernel == MOE_K_ZERO;
+    return runs;
 }
 
 static bool no_reader(const struct mutation *m)
