@@ -41,6 +41,9 @@ int moe_check_captured(const struct moe_captured *c, struct moe_verdicts *out);
 
 /* Adds verdicts of a run against another of the same model and batches, on any layout: C3, C4, C9.
  *
+ * Every copy of either run is compared: with the one that the same rank of the other run holds, or the first
+ * where that has none. Ranks of the verdicts are those of the run on which it differs.
+ *
  * Result: one C9, which also counts tensors that only one of the runs has: a note when all tensors in
  * common are the same to the bit, when rounding or a factor explains what differs in the first stage that
  * does, or when `out` holds an error, which then explains it; else an error. Rounding is up to 256 units in
