@@ -114,6 +114,20 @@ other_batches() # NAME SED_EXPRESSION WHAT
     expect 0 . capture $1.yaml --data "$small" -o $1.db --steps 1 --tensors
     expect 3 "^moesim check: $1.db: $3, expected the same batches\$" check base.db --against $1.db
 }
+# Other models are not compared either; what else differs is said beside what it led to.
+sed 's/hidden: 16/hidden: 32/' "$small" > hidden.yaml
+echo 'dtype: bfloat16' | cat "$small" - > dtype.yaml
+for name in hidden dtype; do run $name $name.yaml; done
+expect 3 '^moesim check: hidden.db: hidden 32, base.db has 16, expected the same model$' \
+    check base.db --against hidden.db
+expect 3 '^moesim check: dtype.db: dtype bfloat16, base.db has float32, expected the same model$' \
+    check base.db --against dtype.db
+printf 'optimizer: sgd\naux_loss: 0.5\n' | cat "$small" - > keys.yaml
+run keys keys.yaml
+"$moesim" check base.db --against keys.db > out
+code=$?
+differ='; the scenarios differ in optimizer (adamw, other run sgd), aux_loss (absent, other run 0.5)$'
+[ $code -eq 5 ] && grep -q "^error C9 .*$differ" out || fail "other keys: $(cat out)"
 alone='s/ranks: 4, expert_parallel: 4/ranks: 2, expert_parallel: 2/'
 other_batches fewer "$alone" '64 tokens a micro-batch on 2 ranks, base.db has 128 on 4'
 other_batches short 's/sequence: 16/sequence: 8/' '8 tokens a sequence on 4 ranks, base.db has 16 on 4'
