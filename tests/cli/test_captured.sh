@@ -71,6 +71,9 @@ for name in base copies pipeline padded overlap $bucketed; do
     run $name $name.yaml --poison --steps 3 --tensors=values
     expect 0 '^  C16 run: ' check $name.db
 done
+# Layers are those of the model, whatever its micro-batches.
+expect 0 '^layers  *2$' trace info pipeline.db
+grep -q '^micro_batches  *2$' out || fail "micro-batches: $(cat out)"
 # Gradients that are summed in buckets are not kept, and not compared.
 for name in $bucketed; do
     rows=$(sqlite3 $name.db "SELECT COUNT(*) FROM tensor WHERE role IN ('gradient', 'clipped')")
