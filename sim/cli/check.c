@@ -213,6 +213,7 @@ static void print_layout(const struct moe_args *args)
 
 static int load_run(const char *path, struct moe_store **store, struct moe_captured **out)
 {
+    MOE_TRY(moe_input_check_merged(path));
     MOE_TRY(moe_store_open(path, MOE_STORE_READ, store));
     int err = moe_captured_load(*store, out);
     return err < 0 ? moe_fail_in(path, err) : MOE_OK;

@@ -169,6 +169,11 @@ expect 3 'plain.db: no tensors, expected a capture with --tensors' check plain.d
 expect 2 '--against: base.yaml is not a trace' check base.yaml --against base.db
 expect 2 '--against: not with --stress' check base.yaml --against base.db --stress
 expect 2 'tensors=all: expected values, or no value' capture base.yaml --tensors=all
+# What a capture left that was killed.
+cp base.db killed.db.rank0
+expect 3 'killed.db: not there, but files of its ranks are; run moesim trace merge killed.db$' check killed.db
+expect 3 'killed.db.rank0: the file of one rank; run moesim trace merge killed.db$' check killed.db.rank0
+expect 3 'run moesim trace merge killed.db$' check base.db --against killed.db
 # Two dispatchers, and a rank with few rows in step 1: the gradient of the router is the first that differs,
 # in its last bits; weighed in one place nothing does.
 starved=$source_dir/tests/cases/starved_rank
