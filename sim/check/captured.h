@@ -25,11 +25,15 @@
 struct moe_captured;
 
 /* Reads the fingerprints of a store, which is borrowed until _free. Errors: those of the store.
- * Cost: O(rows * log rows) time, 200 bytes a row. */
+ * MOE_EINPUT for a row of a rank that the run has not. Cost: O(rows * log rows) time, 200 bytes a row. */
 int moe_captured_load(struct moe_store *s, struct moe_captured **out);
 void moe_captured_free(struct moe_captured *c);
 int moe_captured_rows(const struct moe_captured *c);     /* 0: the run kept no tensors */
 int moe_captured_bucketed(const struct moe_captured *c); /* of them gradients in buckets: nothing is known */
+
+/* Does every rank have as many rows of parameters in every complete step as of those that it began with? What
+ * is not there was not seen. */
+bool moe_captured_is_whole(const struct moe_captured *c);
 
 /* Adds verdicts about one run: C4, C5, C6, C16.
  *

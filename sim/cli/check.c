@@ -77,12 +77,13 @@ static json_t *class_json(int number)
 
 struct shown { /* of the tensors that a run kept */
     int rows, bucketed;
+    bool whole;  /* rows of every rank in every step */
     bool differ; /* copies do, which is no error */
 };
 
 static bool is_seen(const struct shown *run, int i)
 {
-    return run->rows && !(run->differ && !strcmp(seen[i].name, "C16"));
+    return run->rows && run->whole && !(run->differ && !strcmp(seen[i].name, "C16"));
 }
 
 static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in,
@@ -100,6 +101,9 @@ static void print_text(const struct moe_verdicts *verdicts, int errors, const st
     if (!errors) moe_print_classes(in);
     for (int i = 0; i < SEEN_COUNT && !errors; i++)
         if (is_seen(run, i)) printf("  %s %s\n", seen[i].name, seen[i].seen);
+    if (run->rows && !run->whole)
+        printf("  run: rows of some rank or step are missing: of tensors nothing is said that holds in every "
+               "step\n");
     if (run->bucketed)
         printf("  run: %d of %d rows are of gradients in buckets, which were not kept\n", run->bucketed,
                run->rows);
@@ -325,7 +329,9 @@ static int check_run(const struct moe_args *args, const struct moe_input *in, st
     if (!moe_input_is_trace(args->input))
         return args->against ? moe_fail(MOE_EUSAGE, "--against: %s is not a trace", args->input) : MOE_OK;
     MOE_TRY_GOTO(load_run(args->input, &store, &run));
-    *shown = (struct shown){.rows = moe_captured_rows(run), .bucketed = moe_captured_bucketed(run)};
+    *shown = (struct shown){.rows = moe_captured_rows(run),
+                            .bucketed = moe_captured_bucketed(run),
+                            .whole = moe_captured_is_whole(run)};
     if (shown->rows) MOE_TRY_GOTO(moe_check_captured(run, out));
     for (int i = n_before; i < out->n; i++) shown->differ |= out->item[i].severity == MOE_SEVERITY_POSSIBLE;
     if (!args->against) goto done;

@@ -94,6 +94,14 @@ sqlite3 rounded.db "DELETE FROM tensor WHERE step = 2 AND role = 'gradient' AND 
 "$moesim" check rounded.db > out
 [ $? -eq 5 ] && grep -q '^error C6 ranks 0: step 2 .* no row of its gradient on rank 0' out ||
     fail "a row is missing: $(cat out)"
+# Of what is not there nothing is said; a rank that the run has not had is no rank.
+cp base.db holes.db
+sqlite3 holes.db 'DELETE FROM tensor WHERE step = 1 AND rank = 2'
+expect 0 '^  run: rows of some rank or step are missing' check holes.db
+grep -q '^  C[0-9]* run: ' out && fail "rows are missing, and something is said of them: $(cat out)"
+expect 0 '"seen": \[\]' check holes.db --json
+sqlite3 holes.db 'UPDATE tensor SET rank = 77 WHERE step = 2 AND rank = 3'
+expect 3 'holes.db: tensor .* of rank 77 in step 2, expected a rank from 0 to 3$' check holes.db
 said='note C9 .* in this stage [1-9][0-9]* differ, 0 of them by more than rounding'
 expect 0 "$said" check copies.db --against base.db
 first='step 0 gradient of last_gain: the first that differs, on rank 0, by up to'
