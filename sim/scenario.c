@@ -382,6 +382,79 @@ static int read_all(const struct moe_yaml *root, struct draft *d)
     return d->node.counts ? read_counts(d->node.counts, sc) : MOE_OK;
 }
 
+/* ---- two scenarios ---- */
+
+static void write_value(const struct moe_key *k, const struct moe_scenario *sc, char out[MOE_NAME])
+{
+    const char *at = (const char *)sc + k->offset;
+    switch (k->kind) {
+    case MOE_KEY_INT: snprintf(out, MOE_NAME, "%lld", (long long)*(const int64_t *)(const void *)at); break;
+    case MOE_KEY_CHOICE: snprintf(out, MOE_NAME, "%s", k->choices[*(const int *)(const void *)at]); break;
+    case MOE_KEY_TEXT: snprintf(out, MOE_NAME, "%s", at); break;
+    default: snprintf(out, MOE_NAME, "%.9g", *(const double *)(const void *)at);
+    }
+}
+
+static bool same_node(const struct moe_yaml *a, const struct moe_yaml *b)
+{
+    bool same = a && b && a->kind == b->kind && a->n == b->n;
+    if (!same) return !a && !b;
+    if (a->kind == MOE_YAML_SCALAR) return !strcmp(a->text, b->text);
+    for (int i = 0; i < a->n && same; i++)
+        same =
+            (a->kind != MOE_YAML_MAP || !strcmp(a->key[i], b->key[i])) && same_node(&a->item[i], &b->item[i]);
+    return same;
+}
+
+static void write_node(const struct moe_yaml *node, char out[MOE_NAME])
+{
+    snprintf(out, MOE_NAME, "%s", !node ? "absent" : node->kind == MOE_YAML_SCALAR ? node->text : "...");
+}
+
+/* Does the key of a map differ, in the scenarios [2] that were read from roots [2]? */
+static bool differs(const struct moe_key *k, const struct moe_scenario *const sc[2],
+                    const struct moe_yaml *const root[2], struct moe_scenario_difference *d)
+{
+    static const char *const left_out[] = {"model", "layout", "topology", "routing", "preset"};
+    const struct moe_yaml *node[2];
+    for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++)
+        if (!strcmp(k->name, left_out[i])) return false;
+    if (k->kind != MOE_KEY_NODE) {
+        write_value(k, sc[0], d->a);
+        write_value(k, sc[1], d->b);
+        return strcmp(d->a, d->b) != 0;
+    }
+    for (int i = 0; i < 2; i++) {
+        node[i] = value_of(*d->map ? value_of(root[i], d->map) : root[i], k->name);
+        write_node(node[i], i ? d->b : d->a);
+    }
+    return !same_node(node[0], node[1]);
+}
+
+void moe_scenario_compare(const struct moe_scenario *a, const struct moe_scenario *b,
+                          void (*fn)(void *ctx, const struct moe_scenario_difference *d), void *ctx)
+{
+    static const struct {
+        const char *name;
+        const struct moe_key *key;
+        int n;
+    } maps[] = {{"model", model_keys, COUNT(model_keys)},
+                {"layout", layout_keys, COUNT(layout_keys)},
+                {"", top_keys, COUNT(top_keys)}};
+    const struct moe_scenario *const sc[2] = {a, b};
+    struct moe_yaml *root[2];
+    for (int i = 0; i < 2; i++) {
+        const int err = moe_yaml_parse(sc[i]->name, sc[i]->text, strlen(sc[i]->text), &root[i]);
+        moe_assert(err >= 0); /* it was read from this text */
+    }
+    for (size_t m = 0; m < sizeof maps / sizeof *maps; m++)
+        for (int i = 0; i < maps[m].n; i++) {
+            struct moe_scenario_difference d = {.map = maps[m].name, .key = maps[m].key[i].name};
+            if (differs(&maps[m].key[i], sc, (const struct moe_yaml *const *)root, &d)) fn(ctx, &d);
+        }
+    for (int i = 0; i < 2; i++) moe_yaml_free(root[i]);
+}
+
 int moe_scenario_check_capture(const struct moe_scenario *sc, bool checkpoints)
 {
     const char *what = sc->batches                                ? "micro_batches that differ by rank"

@@ -171,6 +171,16 @@ int moe_scenario_load(const char *path, struct moe_scenario **out);
 int moe_scenario_parse(const char *name, const char *text, struct moe_scenario **out);
 void moe_scenario_free(struct moe_scenario *sc);
 
+struct moe_scenario_difference {
+    const char *map, *key; /* map "": the key stands by itself */
+    char a[MOE_NAME], b[MOE_NAME];
+};
+/* Calls fn with every key on which two scenarios differ: of a number or word by its value, defaults too; of a
+ * mapping or list when it is written otherwise, its value then "...", or "absent". Of topology and routing,
+ * which a capture brings itself, nothing is said. Cost: reads both texts again. */
+void moe_scenario_compare(const struct moe_scenario *a, const struct moe_scenario *b,
+                          void (*fn)(void *ctx, const struct moe_scenario_difference *d), void *ctx);
+
 /* Tokens of a step: those of all micro-batches of the ranks of a stage. */
 int64_t moe_scenario_tokens(const struct moe_scenario *sc);
 

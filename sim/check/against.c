@@ -1,6 +1,8 @@
 /* against.c - see captured.h: one run against another. */
 #include "sim/check/captured_internal.h"
 
+#include "sim/check/internal.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,17 +17,20 @@ struct difference {
     double a, b;     /* its values */
 };
 
-struct pair {
+struct
+    pair { /* copies of a tensor that differ; others with the same two contents are not in the list again */
     const struct moe_store_tensor *a, *b;
-    int n; /* copies of a */
+    int tensor;          /* of those that differ */
+    int n_ranks, *ranks; /* of the run, where it is so */
     struct difference d;
     double factor; /* a whole number, or one over it, that a is times b; 0: none */
 };
 
 struct comparison {
     const struct moe_captured *run, *other;
-    int n, cap; /* tensors of the first stage that differs, which differ */
+    int n, cap; /* pairs of the first stage that differs */
     struct pair *pair;
+    int n_tensors;                 /* in them */
     int n_same;                    /* tensors in common before and beside them */
     const struct moe_copies *last; /* the last in common that was compared */
 };
@@ -52,21 +57,62 @@ static bool same(const struct moe_store_tensor *a, const struct moe_store_tensor
            (a->presence == MOE_IS_NONE) == (b->presence == MOE_IS_NONE);
 }
 
-/* Up to the first step and stage that differs. */
+/* A copy of the tensor `g` that a rank of one run holds, and one of the other run: on the same rank, or the
+ * first where that has none. Every copy of either run is in one of the pairs from 0 on. Result: is there an
+ * i-th? */
+static bool pair_at(const struct comparison *c, const struct moe_copies *g,
+                    const struct moe_store_tensor *others, int i, struct pair *out)
+{
+    const struct moe_store_tensor *end = c->other->row + c->other->n_rows,
+                                  *row = &others[i < g->n ? 0 : i - g->n];
+    const bool ours = i < g->n;
+    if (!ours && (row >= end || moe_captured_order(row, others) != 0)) return false;
+    const struct moe_store_tensor *same_rank =
+        ours ? moe_captured_find(c->other, others, others->role, g->row[i].rank)
+             : moe_captured_find(c->run, g->row, g->row->role, row->rank);
+    *out = (struct pair){.a = ours        ? &g->row[i]
+                              : same_rank ? same_rank
+                                          : g->row,
+                         .b = !ours       ? row
+                              : same_rank ? same_rank
+                                          : others};
+    return true;
+}
+
+static void add_pair(struct comparison *c, const struct pair *found)
+{
+    int i = c->n - 1;
+    while (i >= 0 && c->pair[i].tensor == found->tensor &&
+           !(same(c->pair[i].a, found->a) && same(c->pair[i].b, found->b)))
+        i--;
+    if (i < 0 || c->pair[i].tensor != found->tensor) {
+        c->pair = moe_grow(c->pair, &c->cap, c->n + 1, sizeof *c->pair);
+        i = c->n++;
+        c->pair[i] = *found;
+    }
+    moe_check_insert(found->a->rank, &c->pair[i].n_ranks, &c->pair[i].ranks);
+}
+
+/* Up to the first step and stage that differs, on any rank. */
 static void compare(struct comparison *c)
 {
     for (int from = 0, to; from < c->run->n_groups && !c->n; from = to) {
         to = moe_captured_stage(c->run, from);
         for (int g = from; g < to; g++) {
-            const struct moe_store_tensor *a = c->run->group[g].row, *b = find(c->other, a);
-            if (!b || !find(c->run, a)) continue;
-            c->last = &c->run->group[g];
-            if (same(a, b)) {
-                c->n_same++;
-                continue;
+            const struct moe_copies *copies = &c->run->group[g];
+            const struct moe_store_tensor *others = find(c->other, copies->row);
+            const int n = c->n;
+            struct pair p;
+            if (!others || !find(c->run, copies->row)) continue;
+            c->last = copies;
+            for (int i = 0; pair_at(c, copies, others, i, &p); i++) {
+                p.tensor = c->n_tensors;
+                if (!same(p.a, p.b)) add_pair(c, &p);
             }
-            c->pair = moe_grow(c->pair, &c->cap, c->n + 1, sizeof *c->pair);
-            c->pair[c->n++] = (struct pair){.a = a, .b = b, .n = c->run->group[g].n};
+            if (c->n > n)
+                c->n_tensors++;
+            else
+                c->n_same++;
         }
     }
 }
@@ -144,6 +190,26 @@ static bool is_unlike(const struct pair *p)
     return !p->d.near && p->factor == 0;
 }
 
+static void add_ranks(const struct pair *p, struct moe_finding *f)
+{
+    for (int r = 0; r < p->n_ranks; r++) moe_check_insert(p->ranks[r], &f->n_ranks, &f->ranks);
+}
+
+/* Adds the i-th pair, of a tensor that another pair may have counted. */
+static void add_finding(const struct comparison *c, int i, int check_class, int kind,
+                        struct moe_findings *findings)
+{
+    const struct pair *p = &c->pair[i];
+    struct moe_finding *f = moe_finding_add(findings, check_class, kind, false, p->a, 0);
+    add_ranks(p, f);
+    for (int j = i - 1; j >= 0 && c->pair[j].tensor == p->tensor; j--) {
+        if (c->pair[j].factor != p->factor || is_unlike(&c->pair[j]) != is_unlike(p)) continue;
+        f->n_tensors--;
+        return;
+    }
+    f->n_split += p->a->expert >= 0;
+}
+
 /* One verdict a factor. */
 static void report_scales(const struct comparison *c, struct moe_verdicts *out)
 {
@@ -152,8 +218,7 @@ static void report_scales(const struct comparison *c, struct moe_verdicts *out)
         const struct pair *p = &c->pair[i];
         if (p->factor == 0) continue;
         const int times = (int)nearbyint(p->factor > 1 ? p->factor : -1 / p->factor);
-        struct moe_finding *f = moe_finding_add(&findings, 3, times, false, p->a, p->n);
-        f->n_split += p->a->expert >= 0;
+        add_finding(c, i, 3, times, &findings);
     }
     for (int i = 0; i < findings.n; i++) {
         struct moe_finding *f = &findings.item[i];
@@ -186,7 +251,7 @@ static void report_root(const struct comparison *c, struct moe_verdicts *out)
     const double ratio = sqrt(a) / sqrt(b);
     const int group = group_of(ratio, c->run->info.n_ranks);
     for (int i = 0; i < c->n && group; i++)
-        if (is_unlike(&c->pair[i])) moe_finding_add(&findings, 4, 0, false, c->pair[i].a, c->pair[i].n);
+        if (is_unlike(&c->pair[i])) add_finding(c, i, 4, 0, &findings);
     if (findings.n) {
         findings.item->severity = MOE_SEVERITY_POSSIBLE;
         moe_finding_report(
@@ -204,11 +269,16 @@ static void report_first(const struct comparison *c, bool explained, struct moe_
 {
     struct moe_findings findings = {0};
     const struct moe_store_tensor *t = c->n ? c->pair->a : c->last->row;
-    char what[256], alone[96] = "";
+    char what[256], alone[96] = "", on[64];
     const int here = count_alone(c->run, c->other), there = count_alone(c->other, c->run);
     int n_unlike = 0;
-    for (int i = 0; i < c->n; i++) n_unlike += is_unlike(&c->pair[i]);
-    struct moe_finding *f = moe_finding_add(&findings, 9, 0, false, t, c->n ? c->pair->n : c->last->n);
+    for (int i = 0, tensor = -1; i < c->n; i++) {
+        if (!is_unlike(&c->pair[i]) || c->pair[i].tensor == tensor) continue;
+        tensor = c->pair[i].tensor;
+        n_unlike++;
+    }
+    struct moe_finding *f = moe_finding_add(&findings, 9, 0, false, t, c->n ? 0 : c->last->n);
+    for (int i = 0; i < c->n && c->pair[i].tensor == c->pair->tensor; i++) add_ranks(&c->pair[i], f);
     f->severity = n_unlike && !explained ? MOE_SEVERITY_ERROR : MOE_SEVERITY_NOTE;
     if (here || there)
         snprintf(alone, sizeof alone, "; %d tensors are in this run alone, %d in the other alone", here,
@@ -219,6 +289,9 @@ static void report_first(const struct comparison *c, bool explained, struct moe_
         return;
     }
     const struct pair *p = c->pair;
+    snprintf(on, sizeof on, "on rank %d", p->a->rank);
+    if (p->b->rank != p->a->rank)
+        snprintf(on, sizeof on, "on rank %d, other run's rank %d", p->a->rank, p->b->rank);
     if (p->a->element_bytes != p->b->element_bytes)
         snprintf(what, sizeof what, "elements of %d bytes, other run %d", p->a->element_bytes,
                  p->b->element_bytes);
@@ -231,9 +304,9 @@ static void report_first(const struct comparison *c, bool explained, struct moe_
                  sqrt(p->b->sum_squares));
     moe_finding_report(
         f, out,
-        "the first that differs, %s; in this stage %d differ, %d of them by more than rounding "
+        "the first that differs, %s, %s; in this stage %d differ, %d of them by more than rounding "
         "or a factor; %d up to it are the same to the bit%s%s",
-        what, c->n, n_unlike, c->n_same,
+        on, what, c->n_tensors, n_unlike, c->n_same,
         t->role == MOE_TENSOR_INITIAL ? "; the runs begin with other parameters" : "", alone);
     free(findings.item);
 }
@@ -277,6 +350,7 @@ int moe_check_against(const struct moe_captured *run, const struct moe_captured 
 {
     struct comparison c = {.run = run, .other = other};
     int err = judge(&c, out);
+    for (int i = 0; i < c.n; i++) free(c.pair[i].ranks);
     free(c.pair);
     return err;
 }

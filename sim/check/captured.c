@@ -73,6 +73,10 @@ int moe_captured_load(struct moe_store *s, struct moe_captured **out)
     c->store = s;
     int err = moe_store_info(s, &c->info);
     if (err >= 0) err = moe_store_each_tensor(s, INT64_MIN, INT64_MAX, keep, c);
+    for (int i = 0; i < c->n_rows && err >= 0; i++)
+        if (c->row[i].rank < 0 || c->row[i].rank >= c->info.n_ranks)
+            err = moe_fail(MOE_EINPUT, "tensor %s of rank %d in step %lld, expected a rank from 0 to %d",
+                           c->row[i].name, c->row[i].rank, (long long)c->row[i].step, c->info.n_ranks - 1);
     if (err < 0) {
         moe_captured_free(c);
         *out = NULL;
@@ -95,6 +99,24 @@ void moe_captured_free(struct moe_captured *c)
 int moe_captured_rows(const struct moe_captured *c)
 {
     return c->n_rows;
+}
+
+bool moe_captured_is_whole(const struct moe_captured *c)
+{
+    int64_t *n_initial = moe_alloc((size_t)c->info.n_ranks, sizeof *n_initial),
+            *n_updated = moe_alloc((size_t)c->info.n_ranks, sizeof *n_updated);
+    bool whole = true;
+    for (int i = 0; i < c->n_rows; i++) {
+        const struct moe_store_tensor *t = &c->row[i];
+        n_initial[t->rank] += t->role == MOE_TENSOR_INITIAL;
+        n_updated[t->rank] +=
+            t->role == MOE_TENSOR_PARAM && t->step >= c->info.first_step && t->step <= c->info.last_step;
+    }
+    for (int r = 0; r < c->info.n_ranks; r++)
+        whole &= n_initial[r] && n_updated[r] == n_initial[r] * c->info.steps_complete;
+    free(n_initial);
+    free(n_updated);
+    return whole;
 }
 
 int moe_captured_bucketed(const struct moe_captured *c)

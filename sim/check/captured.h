@@ -25,11 +25,15 @@
 struct moe_captured;
 
 /* Reads the fingerprints of a store, which is borrowed until _free. Errors: those of the store.
- * Cost: O(rows * log rows) time, 200 bytes a row. */
+ * MOE_EINPUT for a row of a rank that the run has not. Cost: O(rows * log rows) time, 200 bytes a row. */
 int moe_captured_load(struct moe_store *s, struct moe_captured **out);
 void moe_captured_free(struct moe_captured *c);
 int moe_captured_rows(const struct moe_captured *c);     /* 0: the run kept no tensors */
 int moe_captured_bucketed(const struct moe_captured *c); /* of them gradients in buckets: nothing is known */
+
+/* Does every rank have as many rows of parameters in every complete step as of those that it began with? What
+ * is not there was not seen. */
+bool moe_captured_is_whole(const struct moe_captured *c);
 
 /* Adds verdicts about one run: C4, C5, C6, C16.
  *
@@ -40,6 +44,9 @@ int moe_captured_bucketed(const struct moe_captured *c); /* of them gradients in
 int moe_check_captured(const struct moe_captured *c, struct moe_verdicts *out);
 
 /* Adds verdicts of a run against another of the same model and batches, on any layout: C3, C4, C9.
+ *
+ * Every copy of either run is compared: with the one that the same rank of the other run holds, or the first
+ * where that has none. Ranks of the verdicts are those of the run on which it differs.
  *
  * Result: one C9, which also counts tensors that only one of the runs has: a note when all tensors in
  * common are the same to the bit, when rounding or a factor explains what differs in the first stage that

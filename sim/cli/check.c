@@ -77,12 +77,13 @@ static json_t *class_json(int number)
 
 struct shown { /* of the tensors that a run kept */
     int rows, bucketed;
+    bool whole;  /* rows of every rank in every step */
     bool differ; /* copies do, which is no error */
 };
 
 static bool is_seen(const struct shown *run, int i)
 {
-    return run->rows && !(run->differ && !strcmp(seen[i].name, "C16"));
+    return run->rows && run->whole && !(run->differ && !strcmp(seen[i].name, "C16"));
 }
 
 static void print_text(const struct moe_verdicts *verdicts, int errors, const struct moe_input *in,
@@ -100,6 +101,9 @@ static void print_text(const struct moe_verdicts *verdicts, int errors, const st
     if (!errors) moe_print_classes(in);
     for (int i = 0; i < SEEN_COUNT && !errors; i++)
         if (is_seen(run, i)) printf("  %s %s\n", seen[i].name, seen[i].seen);
+    if (run->rows && !run->whole)
+        printf("  run: rows of some rank or step are missing: of tensors nothing is said that holds in every "
+               "step\n");
     if (run->bucketed)
         printf("  run: %d of %d rows are of gradients in buckets, which were not kept\n", run->bucketed,
                run->rows);
@@ -213,6 +217,7 @@ static void print_layout(const struct moe_args *args)
 
 static int load_run(const char *path, struct moe_store **store, struct moe_captured **out)
 {
+    MOE_TRY(moe_input_check_merged(path));
     MOE_TRY(moe_store_open(path, MOE_STORE_READ, store));
     int err = moe_captured_load(*store, out);
     return err < 0 ? moe_fail_in(path, err) : MOE_OK;
@@ -264,12 +269,50 @@ static int check_batches(const struct moe_args *args, const struct moe_input *a,
     return MOE_OK;
 }
 
-static int check_other(const struct moe_args *args, const struct moe_input *in)
+/* Keys on which two scenarios differ. */
+struct apart {
+    struct moe_scenario_difference model; /* the first that makes it another model; key NULL: none does */
+    char text[400];                       /* the others: "optimizer (adamw, other run sgd), ..." */
+};
+
+static void tell_apart(void *ctx, const struct moe_scenario_difference *d)
+{
+    struct apart *a = ctx;
+    const size_t used = strlen(a->text), left = sizeof a->text - used;
+    if (!strcmp(d->map, "model") || !strcmp(d->key, "dtype")) {
+        if (!a->model.key) a->model = *d;
+        return;
+    }
+    const char *before = used ? ", " : "";
+    if (!strcmp(d->a, d->b)) /* two that are too long to show */
+        snprintf(a->text + used, left, "%s%s", before, d->key);
+    else
+        snprintf(a->text + used, left, "%s%s (%s, other run %s)", before, d->key, d->a, d->b);
+}
+
+/* Says beside C9, the last verdict, what is not the same in the scenarios. */
+static void add_apart(const struct apart *apart, struct moe_verdict *v)
+{
+    char *text = NULL;
+    size_t size;
+    if (!*apart->text) return;
+    FILE *f = open_memstream(&text, &size);
+    fprintf(f, "%s; the scenarios differ in %s", v->text, apart->text);
+    fclose(f);
+    free(v->text);
+    v->text = text;
+}
+
+static int check_other(const struct moe_args *args, const struct moe_input *in, struct apart *apart)
 {
     struct moe_args its = {.input = args->against, .step = -1};
     struct moe_input other;
     int err = moe_input_load(&its, &other);
+    if (err >= 0) moe_scenario_compare(in->scenario, other.scenario, tell_apart, apart);
     if (err >= 0) err = check_batches(args, in, &other);
+    if (err >= 0 && apart->model.key)
+        err = moe_fail(MOE_EINPUT, "%s: %s %s, %s has %s, expected the same model", args->against,
+                       apart->model.key, apart->model.b, args->input, apart->model.a);
     moe_input_free(&other);
     return err;
 }
@@ -281,11 +324,14 @@ static int check_run(const struct moe_args *args, const struct moe_input *in, st
     struct moe_store *store = NULL, *other_store = NULL;
     struct moe_captured *run = NULL, *other = NULL;
     int err;
+    struct apart apart = {0};
     const int n_before = out->n;
     if (!moe_input_is_trace(args->input))
         return args->against ? moe_fail(MOE_EUSAGE, "--against: %s is not a trace", args->input) : MOE_OK;
     MOE_TRY_GOTO(load_run(args->input, &store, &run));
-    *shown = (struct shown){.rows = moe_captured_rows(run), .bucketed = moe_captured_bucketed(run)};
+    *shown = (struct shown){.rows = moe_captured_rows(run),
+                            .bucketed = moe_captured_bucketed(run),
+                            .whole = moe_captured_is_whole(run)};
     if (shown->rows) MOE_TRY_GOTO(moe_check_captured(run, out));
     for (int i = n_before; i < out->n; i++) shown->differ |= out->item[i].severity == MOE_SEVERITY_POSSIBLE;
     if (!args->against) goto done;
@@ -293,9 +339,10 @@ static int check_run(const struct moe_args *args, const struct moe_input *in, st
     if (!shown->rows || !moe_captured_rows(other))
         MOE_TRY_GOTO(moe_fail(MOE_EINPUT, "%s: no tensors, expected a capture with --tensors",
                               shown->rows ? args->against : args->input));
-    MOE_TRY_GOTO(check_other(args, in));
+    MOE_TRY_GOTO(check_other(args, in, &apart));
     err = moe_check_against(run, other, out);
     if (err < 0) err = moe_fail_in(args->input, err);
+    if (err >= 0) add_apart(&apart, &out->item[out->n - 1]);
 done:
     moe_captured_free(run);
     moe_captured_free(other);

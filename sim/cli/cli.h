@@ -55,6 +55,9 @@ struct moe_input {
 int moe_input_load(const struct moe_args *args, struct moe_input *in);
 void moe_input_free(struct moe_input *in);
 bool moe_input_is_trace(const char *path); /* a trace store, or called so */
+/* MOE_EINPUT that says how to merge, when `path` is the run of a capture that was killed, which left files of
+ * its ranks alone, or the file of a rank. */
+int moe_input_check_merged(const char *path);
 /* "4 ranks, 2 layers, ...; routing drawn with skew 0.5, seed 1" and the same for --json. */
 void moe_input_print(const struct moe_input *in);
 json_t *moe_input_json(const struct moe_input *in);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* A trace keeps the text of its scenario. */
 static int load_scenario(struct moe_store *store, const char *path, struct moe_scenario **out)
@@ -62,9 +63,26 @@ bool moe_input_is_trace(const char *path)
            ((suffix && !strcmp(suffix, ".db")) || moe_store_probe(path));
 }
 
+int moe_input_check_merged(const char *path)
+{
+    const char *end = strrchr(path, '.');
+    char *part = moe_store_part(path, 0);
+    int rank, at = 0, err = MOE_OK;
+    if (access(path, F_OK) < 0 && moe_store_probe(part))
+        err = moe_fail(MOE_EINPUT, "%s: not there, but files of its ranks are; run moesim trace merge %s",
+                       path, path);
+    else if (end && sscanf(end, ".rank%d%n", &rank, &at) == 1 && !end[at] && moe_store_probe(path))
+        err = moe_fail(MOE_EINPUT, "%s: the file of one rank; run moesim trace merge %.*s", path,
+                       (int)(end - path), path);
+    free(part);
+    return err;
+}
+
 int moe_input_load(const struct moe_args *args, struct moe_input *in)
 {
     *in = (struct moe_input){.step = -1};
+    MOE_TRY(moe_input_check_merged(args->input));
+    if (args->routing) MOE_TRY(moe_input_check_merged(args->routing));
     const char *trace = args->routing ? args->routing : moe_input_is_trace(args->input) ? args->input : NULL;
     if (trace != args->input) MOE_TRY(moe_scenario_load(args->input, &in->scenario));
     if (trace) {

@@ -29,6 +29,22 @@ static json_t *info_json(const char *path, const struct moe_store_info *i)
                      (json_int_t)i->n_ops, "results", (json_int_t)i->n_results);
 }
 
+/* A capture counts the layers of every micro-batch, an import without scenario those that it found. */
+static int set_layers(struct moe_store *store, const struct moe_store_info *info, json_t *out)
+{
+    char *text;
+    struct moe_scenario *sc = NULL;
+    MOE_TRY(moe_store_get(store, "scenario", &text));
+    if (text && moe_scenario_parse("scenario", text, &sc) == MOE_OK &&
+        sc->layers * sc->micro_batches == info->n_layers) {
+        json_object_set_new(out, "layers", json_integer(sc->layers));
+        json_object_set_new(out, "micro_batches", json_integer(sc->micro_batches));
+    }
+    moe_scenario_free(sc);
+    free(text);
+    return MOE_OK;
+}
+
 int moe_print_trace(const char *path, const char *schema, bool json)
 {
     struct moe_store *store;
@@ -38,6 +54,7 @@ int moe_print_trace(const char *path, const char *schema, bool json)
     MOE_TRY_GOTO(moe_store_open(path, MOE_STORE_READ, &store));
     MOE_TRY_GOTO(moe_store_info(store, &info));
     json_object_update_new(root, info_json(path, &info));
+    MOE_TRY_GOTO(set_layers(store, &info, root));
     for (int k = 0; k < KEY_COUNT; k++) {
         char *value;
         MOE_TRY_GOTO(moe_store_get(store, keys[k].name, &value));

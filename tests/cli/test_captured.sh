@@ -71,6 +71,9 @@ for name in base copies pipeline padded overlap $bucketed; do
     run $name $name.yaml --poison --steps 3 --tensors=values
     expect 0 '^  C16 run: ' check $name.db
 done
+# Layers are those of the model, whatever its micro-batches.
+expect 0 '^layers  *2$' trace info pipeline.db
+grep -q '^micro_batches  *2$' out || fail "micro-batches: $(cat out)"
 # Gradients that are summed in buckets are not kept, and not compared.
 for name in $bucketed; do
     rows=$(sqlite3 $name.db "SELECT COUNT(*) FROM tensor WHERE role IN ('gradient', 'clipped')")
@@ -91,11 +94,30 @@ sqlite3 rounded.db "DELETE FROM tensor WHERE step = 2 AND role = 'gradient' AND 
 "$moesim" check rounded.db > out
 [ $? -eq 5 ] && grep -q '^error C6 ranks 0: step 2 .* no row of its gradient on rank 0' out ||
     fail "a row is missing: $(cat out)"
+# Of what is not there nothing is said; a rank that the run has not had is no rank.
+cp base.db holes.db
+sqlite3 holes.db 'DELETE FROM tensor WHERE step = 1 AND rank = 2'
+expect 0 '^  run: rows of some rank or step are missing' check holes.db
+grep -q '^  C[0-9]* run: ' out && fail "rows are missing, and something is said of them: $(cat out)"
+expect 0 '"seen": \[\]' check holes.db --json
+sqlite3 holes.db 'UPDATE tensor SET rank = 77 WHERE step = 2 AND rank = 3'
+expect 3 'holes.db: tensor .* of rank 77 in step 2, expected a rank from 0 to 3$' check holes.db
 said='note C9 .* in this stage [1-9][0-9]* differ, 0 of them by more than rounding'
 expect 0 "$said" check copies.db --against base.db
+first='step 0 gradient of last_gain: the first that differs, on rank 0, by up to'
 "$moesim" check padded.db --against base.db > out
-[ $? -eq 5 ] && grep -q '^error C9 .*step 0 gradient of last_gain: the first that differs, by up to' out ||
+[ $? -eq 5 ] && grep -q "^error C9 .*$first" out ||
     fail "dropped rows: $(cat out)"
+# Each copy is compared: gradients divided by the tokens of their rank are right on ranks 0 and 3.
+sed 's/heads: 2, sequence: 16/heads: 0/
+    s/^tokens_per_rank: .*/tokens_per_rank: [16, 8, 24, 16]\nclip_norm: 0/' \
+    "$small" > ours.yaml
+sed '$a gradient_sync: [{do: sum, of: shared, over: dp}, {do: divide, of: shared, by: [tokens, dp]}, \
+    {do: divide, of: experts, by: world_tokens}, {do: update}]' ours.yaml > local.yaml
+for name in ours local; do run $name $name.yaml --unchecked; done
+"$moesim" check ours.db --against local.db > out
+[ $? -eq 5 ] && grep -q '^error C9 ranks 1-2: step 0 gradient of .* that differs, on rank 1, ' out ||
+    fail "copies of other ranks: $(cat out)"
 # Runs of other batches are no runs to compare; on other ranks the same batches are.
 other_batches() # NAME SED_EXPRESSION WHAT
 {
@@ -103,6 +125,20 @@ other_batches() # NAME SED_EXPRESSION WHAT
     expect 0 . capture $1.yaml --data "$small" -o $1.db --steps 1 --tensors
     expect 3 "^moesim check: $1.db: $3, expected the same batches\$" check base.db --against $1.db
 }
+# Other models are not compared either; what else differs is said beside what it led to.
+sed 's/hidden: 16/hidden: 32/' "$small" > hidden.yaml
+echo 'dtype: bfloat16' | cat "$small" - > dtype.yaml
+for name in hidden dtype; do run $name $name.yaml; done
+expect 3 '^moesim check: hidden.db: hidden 32, base.db has 16, expected the same model$' \
+    check base.db --against hidden.db
+expect 3 '^moesim check: dtype.db: dtype bfloat16, base.db has float32, expected the same model$' \
+    check base.db --against dtype.db
+printf 'optimizer: sgd\naux_loss: 0.5\n' | cat "$small" - > keys.yaml
+run keys keys.yaml
+"$moesim" check base.db --against keys.db > out
+code=$?
+differ='; the scenarios differ in optimizer (adamw, other run sgd), aux_loss (absent, other run 0.5)$'
+[ $code -eq 5 ] && grep -q "^error C9 .*$differ" out || fail "other keys: $(cat out)"
 alone='s/ranks: 4, expert_parallel: 4/ranks: 2, expert_parallel: 2/'
 other_batches fewer "$alone" '64 tokens a micro-batch on 2 ranks, base.db has 128 on 4'
 other_batches short 's/sequence: 16/sequence: 8/' '8 tokens a sequence on 4 ranks, base.db has 16 on 4'
@@ -141,13 +177,18 @@ expect 3 'plain.db: no tensors, expected a capture with --tensors' check plain.d
 expect 2 '--against: base.yaml is not a trace' check base.yaml --against base.db
 expect 2 '--against: not with --stress' check base.yaml --against base.db --stress
 expect 2 'tensors=all: expected values, or no value' capture base.yaml --tensors=all
+# What a capture left that was killed.
+cp base.db killed.db.rank0
+expect 3 'killed.db: not there, but files of its ranks are; run moesim trace merge killed.db$' check killed.db
+expect 3 'killed.db.rank0: the file of one rank; run moesim trace merge killed.db$' check killed.db.rank0
+expect 3 'run moesim trace merge killed.db$' check base.db --against killed.db
 # Two dispatchers, and a rank with few rows in step 1: the gradient of the router is the first that differs,
 # in its last bits; weighed in one place nothing does.
 starved=$source_dir/tests/cases/starved_rank
 for way in home allgather expert; do
     expect 0 . capture "$starved/$way.yaml" --data "$small" -o $way.db --steps 2 --tensors=values
 done
-first='^note C9 ranks 0-3: step 1 gradient of layer 0 router: the first that differs, by up to'
+first='^note C9 ranks 0-3: step 1 gradient of layer 0 router: the first that differs, on rank 0, by'
 expect 0 "$first" check home.db --against allgather.db
 same='^note C9 .*: all [0-9]* tensors up to here are the same to the bit'
 expect 0 "$same" check expert.db --against allgather.db

@@ -322,6 +322,22 @@ static const struct {
      1,
      {NULL, 9, MOE_SEVERITY_ERROR, 1, "step 1 updated embedding", "7 of them by more than rounding", 15},
      {NULL, 9, MOE_SEVERITY_ERROR, 1, "step 1 updated embedding", "42 up to it", 15}},
+    {"UPDATE tensor SET sum_squares = 1.5 * sum_squares, hash = hash + rank WHERE role = 'gradient' AND name "
+     "="
+     " 'router' AND rank > 1",
+     1,
+     {NULL, 9, MOE_SEVERITY_ERROR, 0, "step 0 gradient of layer 1 router", "on rank 2, norm", 12},
+     {NULL, 9, MOE_SEVERITY_ERROR, 0, "step 0 gradient of layer 1 router",
+      "in this stage 2 differ, 2 of them by more than rounding or a factor; 12 up to it", 12}},
+    {"UPDATE tensor SET sum_squares = sum_squares * (1 + 1e-6), hash = hash + rank WHERE step = 1 AND rank = "
+     "1;"
+     "UPDATE tensor SET sum_squares = 4 * sum_squares, sum = 2 * sum, hash = hash + rank WHERE step = 1 AND "
+     "role ="
+     " 'gradient' AND rank = 3",
+     2,
+     {NULL, 3, MOE_SEVERITY_ERROR, 1, "step 1 gradient of layer 1 router",
+      "2 times that of the other run; so it is with 4 other tensors", 8},
+     {NULL, 9, MOE_SEVERITY_NOTE, 1, "step 1 gradient of layer 1 router", "on rank 1, norm", 10}},
     {"UPDATE tensor SET sum_squares = 4 * sum_squares, hash = hash + 1 WHERE role = 'initial'",
      1,
      {NULL, 9, MOE_SEVERITY_ERROR, 0, "step 0 initial embedding", "the runs begin with other parameters", 15},
@@ -356,6 +372,24 @@ static void test_against(void **state)
         must_be(&out.item[out.n - 1], &last);
         moe_verdicts_free(&out);
     }
+}
+
+/* A copy that only the other run has differs from those of this one. */
+static void test_other_copies(void **state)
+{
+    struct moe_verdicts out = {0};
+    (void)state;
+    write_run("run.db", false);
+    write_run("right.db", false);
+    sql("run.db", "DELETE FROM tensor WHERE rank > 1");
+    sql("right.db",
+        "UPDATE tensor SET sum_squares = 7.3, hash = 3 WHERE rank = 3 AND step = 1 AND name = 'w1'");
+    assert_int_equal(compare("run.db", "right.db", &out), MOE_OK);
+    assert_int_equal(out.n, 1);
+    must_be(&out.item[0], &(struct expected){"rank 3", 9, MOE_SEVERITY_ERROR, 1,
+                                             "step 1 gradient of layer 1 w1 of expert 1",
+                                             "on rank 1, other run's rank 3, norm", 2});
+    moe_verdicts_free(&out);
 }
 
 /* An error that is known explains what differs. */
@@ -456,8 +490,9 @@ static void test_not_comparable(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_alone),     TEST(test_after_rounding), TEST(test_no_alarm),      TEST(test_against),
-        TEST(test_explained), TEST(test_units),          TEST(test_units_at_zero), TEST(test_not_comparable),
+        TEST(test_alone),   TEST(test_after_rounding), TEST(test_no_alarm),
+        TEST(test_against), TEST(test_other_copies),   TEST(test_explained),
+        TEST(test_units),   TEST(test_units_at_zero),  TEST(test_not_comparable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
