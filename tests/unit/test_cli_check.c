@@ -26,6 +26,12 @@ int moe_input_load(const struct moe_args *args, struct moe_input *in)
     return MOE_OK;
 }
 
+int moe_input_check_merged(const char *path)
+{
+    (void)path;
+    return MOE_OK;
+}
+
 bool moe_input_is_trace(const char *path)
 {
     (void)path;
