@@ -86,8 +86,7 @@ static unsigned char *written(const struct moe_checker *c, int rank, struct moe_
     return &c->written[moe_check_place(c, rank, ref.buffer, moe_slot(c->s, ref, layer))];
 }
 
-/* Does an operation that reads what nothing wrote not look at it? Which to drop, only some orders ask of the
- * probabilities. */
+/* Does an operation that reads what nothing wrote not look at it? */
 static bool looks_away(struct moe_checker *c, int rank, const struct moe_here *h, int read)
 {
     if (h->op->kind == MOE_COLLECTIVE) {
@@ -97,9 +96,7 @@ static bool looks_away(struct moe_checker *c, int rank, const struct moe_here *h
             return false; /* a run would ask for it */
         return read >= 0 && moe_check_enter(c, rank, h) && !c->place[rank].send.total;
     }
-    if (h->op->kind == MOE_KERNEL && h->op->kernel == MOE_K_LIMIT && read == 0)
-        return (h->op->mode & MOE_LIMIT_ORDER) != MOE_LIMIT_BY_PROB;
-    return moe_check_idle(c, rank, h);
+    return moe_check_ignores(h->op, read) || moe_check_idle(c, rank, h);
 }
 
 /* Steps of the list go parameter by parameter: one verdict for all of a step. */

@@ -197,6 +197,7 @@ static void clip(struct moe_checker *c, int rank, const struct moe_here *h, cons
     struct moe_gradient_fault f = judge(c, rank, p, 0, 0);
     if (!*seen) moe_check_gradient(c, rank, h, p, &f);
     *seen = 1;
+    if (moe_check_idle(c, rank, h)) return;
     if (!c->clips) c->clips = h->op, c->clips_on = rank;
     if (c->clips->factor != h->op->factor)
         moe_check_verdict(c, 5, rank, moe_check_label(h), "clips to a norm of %.6g, rank %d to %.6g",

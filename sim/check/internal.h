@@ -172,6 +172,8 @@ bool moe_check_shapes(struct moe_checker *c, int rank, const struct moe_here *h)
 /* Whatever a kernel computes, nothing comes of it on a rank: it writes no element, or adds what was computed
  * of none. So where a rank has no tokens, or owns nothing of a bucket. */
 bool moe_check_idle(const struct moe_checker *c, int rank, const struct moe_here *h);
+/* Does a kernel not look at what it reads there? Only some orders of dropping ask the probabilities. */
+bool moe_check_ignores(const struct moe_op *op, int read);
 /* Elements that a reference names: of its part, or of its buffer. MOE_UNKNOWN: nobody knows. */
 int64_t moe_check_room(const struct moe_checker *c, int rank, struct moe_ref ref, int layer);
 /* Is a matrix of so many rows and columns its own transpose: has it one of either, or none? */

@@ -164,6 +164,12 @@ bool moe_check_at_least(const struct moe_checker *c, int rank, int layer, int ex
     return a != MOE_UNKNOWN && b != MOE_UNKNOWN && a >= b;
 }
 
+bool moe_check_ignores(const struct moe_op *op, int read)
+{
+    return op->kind == MOE_KERNEL && op->kernel == MOE_K_LIMIT && read == 0 &&
+           (op->mode & MOE_LIMIT_ORDER) != MOE_LIMIT_BY_PROB;
+}
+
 /* What a collective fills may have more room than comes, but not a part that is named. */
 static bool check_extent(struct moe_checker *c, int rank, const struct moe_here *h,
                          const struct moe_operand *o, struct moe_ref ref, bool reads)
@@ -176,7 +182,9 @@ static bool check_extent(struct moe_checker *c, int rank, const struct moe_here 
         return false;
     }
     if (takes == MOE_UNKNOWN || room == MOE_UNKNOWN || takes == room) return true;
-    if (reads && !ref.n && takes >= 0 && takes < room && (c->roomy[ref.buffer] || moe_check_idle(c, rank, h)))
+    const struct moe_operand *first = c->shapes[h->op->kernel].reads;
+    if (reads && !ref.n && takes >= 0 && takes < room &&
+        (c->roomy[ref.buffer] || moe_check_ignores(h->op, (int)(o - first)) || moe_check_idle(c, rank, h)))
         return true;
     char text[128];
     describe(c, rank, h, o, text);

@@ -113,12 +113,13 @@ enum rule explain_alarm(const struct trial *t)
     return all ? rule : RULE_NONE;
 }
 
+/* Of a part of a bucket: one rank alone updates it. */
 enum rule explain_miss(const struct trial *t)
 {
-    enum mutation_field f = t->m.field;
-    bool setting = f == DECAY || f == DRAW_SEED || f == MODE;
-    return setting && (t->kind == ALIKE || t->scene.s->n_ranks == moe_n_stages(t->scene.s)) ? RULE_SETTING
-                                                                                            : RULE_NONE;
+    const enum mutation_field f = t->m.field;
+    const bool alone = t->kind == ALIKE || t->scene.s->n_ranks == moe_n_stages(t->scene.s) ||
+                       (t->m.op->n_writes && t->m.op->writes[0].n);
+    return alone && (f == DECAY || f == DRAW_SEED || f == MODE) ? RULE_SETTING : RULE_NONE;
 }
 
 /* A random operation of a rank, in its first instance. */
