@@ -59,12 +59,23 @@ static bool in_order(const int touched[MOE_STREAM_COUNT], const int known[MOE_ST
     return true;
 }
 
-/* On the ranks where the operation does something. */
-static void say(struct walk *w, int check_class, const struct moe_here *h, struct moe_label at,
-                const char *what, const char *buffer, const char *other)
+/* Is what an operation contributes a sum over no row? */
+static bool is_of_nothing(const struct moe_checker *c, int rank, const struct moe_here *e)
+{
+    for (int i = 0; i < e->op->n_reads; i++)
+        if (moe_check_room(c, rank, e->op->reads[i], e->layer) == 0) return true;
+    return false;
+}
+
+/* On the ranks where the buffer has elements at this layer, and something was contributed by an operation, or
+ * NULL. */
+static void say(struct walk *w, int check_class, int buffer_id, int layer, const struct moe_here *by,
+                struct moe_label at, const char *what, const char *buffer, const char *other)
 {
     for (int r = 0; r < w->c->s->n_ranks; r++)
-        if (w->c->s->role_of[r] == w->role && !(h && moe_check_idle(w->c, r, h)))
+        if (w->c->s->role_of[r] == w->role &&
+            moe_check_room(w->c, r, (struct moe_ref){.buffer = buffer_id}, layer) != 0 &&
+            !(by && is_of_nothing(w->c, r, by)))
             moe_check_verdict(w->c, check_class, r, at, "%s %s%s", what, buffer, other);
 }
 
@@ -172,7 +183,8 @@ static void touch(struct walk *w, const struct moe_here *h, int self, struct moe
     }
     bool lost = t->unread && !ref.accumulate && t->by.op && t->by.op->serves && h->op->serves;
     if (lost)
-        say(w, 4, h, moe_check_label(h), "overwrites", name, ", to which another operation contributed");
+        say(w, 4, ref.buffer, h->layer, &t->by, moe_check_label(h), "overwrites", name,
+            ", to which another operation contributed");
     t->unread = true;
     t->by = *h;
     if (self < MOE_STREAM_COUNT) t->wrote[self] = w->clocks.issued[self];
@@ -187,8 +199,8 @@ static void check_passed_on(struct walk *w)
         for (int slot = 0; grad >= 0 && slot < s->buffers[grad].slots; slot++) {
             const struct touch *t = &w->slots[w->c->first_slot[grad] + slot];
             if (!t->unread || !t->by.op || !t->by.op->serves) continue;
-            say(w, 4, NULL, moe_check_named(t->by.op->name, -1), "computes the gradient of",
-                s->buffers[b].name, ", which nothing passes on: it ends there");
+            say(w, 4, grad, t->by.layer, NULL, moe_check_named(t->by.op->name, -1),
+                "computes the gradient of", s->buffers[b].name, ", which nothing passes on: it ends there");
             break;
         }
     }
@@ -204,8 +216,8 @@ static void check_taken(struct walk *w)
             const struct touch *t = &w->slots[w->c->first_slot[b] + slot],
                                *of_grad = &w->slots[w->c->first_slot[grad] + slot];
             if (!t->by.op || t->used || !of_grad->used) continue;
-            say(w, 4, NULL, moe_check_named(t->by.op->name, -1), "computes", s->buffers[b].name,
-                ", which nothing reads, though its gradient is used");
+            say(w, 4, b, t->by.layer, NULL, moe_check_named(t->by.op->name, -1), "computes",
+                s->buffers[b].name, ", which nothing reads, though its gradient is used");
             break;
         }
     }
@@ -234,8 +246,8 @@ void moe_check_streams(struct moe_checker *c, int role)
     while (first < c->s->n_ranks && c->s->role_of[first] != role) first++;
     for (int b = 0; b < c->s->n_buffers && first < c->s->n_ranks; b++)
         if (c->s->buffers[b].role == MOE_BUF_INPUT && !w.input[b] && moe_holds(c->s, b, 0, first))
-            say(&w, 6, NULL, moe_check_named(c->s->buffers[b].name, -1), "is an input that nothing reads", "",
-                "");
+            say(&w, 6, b, 0, NULL, moe_check_named(c->s->buffers[b].name, -1),
+                "is an input that nothing reads", "", "");
     free(w.slots);
     free(w.input);
 }

@@ -76,7 +76,7 @@ struct run *run_steps(const struct moe_schedule *s, int id, struct how how);
 /* failed: on any of its ranks. NULL is fine. */
 void run_close(struct run *r, bool failed);
 
-/* What persists, or is asked for, in both: gradients, parameters, optimizer's state, norms, losses.
+/* What persists, or is asked for, in both: gradients, parameters, optimizer's state, losses.
  * before: the parameters that both began with. Result: EQUAL, ROUNDED or DIFFERS; `a`'s own end when that was
  * no good one. */
 enum end run_compare(const struct run *a, const struct run *b, const struct run *before);

@@ -354,10 +354,10 @@ void run_close(struct run *r, bool failed)
 
 /* ---- comparisons ---- */
 
+/* Norms show in what is clipped by them; which of two that are added up holds what does not. */
 static bool counts(enum moe_buffer_role role)
 {
-    return role == MOE_BUF_PARAM || role == MOE_BUF_GRAD || role == MOE_BUF_STATE || role == MOE_BUF_NORM ||
-           role == MOE_BUF_OUTPUT;
+    return role == MOE_BUF_PARAM || role == MOE_BUF_GRAD || role == MOE_BUF_STATE || role == MOE_BUF_OUTPUT;
 }
 
 /* SGD: what a parameter has moved by is as near as its gradient; beside that each step rounds the sum. A
