@@ -67,6 +67,9 @@ static void add_param(struct moe_verdict *v, const char *name)
 
 static struct moe_verdict *add_verdict(struct moe_checker *c, int check_class, enum moe_severity severity,
                                        int rank, struct moe_label at, const char *format, va_list args)
+    __attribute__((format(printf, 6, 0)));
+static struct moe_verdict *add_verdict(struct moe_checker *c, int check_class, enum moe_severity severity,
+                                       int rank, struct moe_label at, const char *format, va_list args)
 {
     char text[512], cause[512 + sizeof at.key + 16];
     moe_assert(is_class(check_class));

@@ -209,7 +209,7 @@ static void train(struct run *r, const struct moe_scenario *sc, struct watch *w,
     struct moe_execute_options options = {
         .timeout_s = 60, .seed = 3, .poison = true, .observe = watch, .ctx = w};
     struct moe_device *device;
-    struct moe_execution *x;
+    struct moe_execution *x = NULL;
     struct moe_device_table table = moe_device_cpu;
     const struct moe_schedule *s = r->s;
     int32_t *token = moe_alloc((size_t)s->tokens[w->world->rank], sizeof *token),

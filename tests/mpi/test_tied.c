@@ -81,7 +81,7 @@ static void run(struct moe_communicator *world, const struct order *y)
     char path[256];
     struct moe_scenario *sc;
     struct moe_device *device;
-    struct moe_execution *x;
+    struct moe_execution *x = NULL;
     struct moe_execute_options options = {
         .timeout_s = 20, .agree_steps = INT64_MAX, .seed = 3, .poison = true};
     int32_t token = 7, target = 8;
