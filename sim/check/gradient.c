@@ -476,9 +476,8 @@ static bool is_right(double have, double want)
     return have == want || fabs(have / want - 1) <= 1e-9; /* doubles hold the few factors to 1e-15 */
 }
 
-/* Does an operation sum over no row at all? */
-static bool takes_nothing(const struct moe_schedule *s, struct moe_env env, const struct moe_op *op, int rank,
-                          int layer)
+bool moe_gradient_takes_nothing(const struct moe_schedule *s, struct moe_env env, const struct moe_op *op,
+                                int rank, int layer)
 {
     const bool grouped = moe_kernel_cost[op->kernel] == MOE_COST_GROUPED;
     int64_t rows = 0;
@@ -503,7 +502,7 @@ static bool is_nothing(struct moe_gradients *g, struct moe_env env, struct entry
     for (int k = all->first[place]; k < all->first[place + 1]; k++) {
         const struct written *by = &all->by[k];
         if (by->block != block || by->id != id) continue;
-        if (!takes_nothing(g->s, env, by->op, rank, by->layer)) return false;
+        if (!moe_gradient_takes_nothing(g->s, env, by->op, rank, by->layer)) return false;
         n++;
     }
     return n > 0;

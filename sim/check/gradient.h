@@ -77,4 +77,8 @@ struct moe_gradient_fault moe_gradient_judge(struct moe_gradients *g, struct moe
                                              const struct moe_param *p, int slot, struct moe_cell in,
                                              int64_t first, int clips);
 
+/* Does an operation sum over no row at all on a rank, so that what it contributes is 0? */
+bool moe_gradient_takes_nothing(const struct moe_schedule *s, struct moe_env env, const struct moe_op *op,
+                                int rank, int layer);
+
 #endif

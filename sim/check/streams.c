@@ -59,14 +59,6 @@ static bool in_order(const int touched[MOE_STREAM_COUNT], const int known[MOE_ST
     return true;
 }
 
-/* Is what an operation contributes a sum over no row? */
-static bool is_of_nothing(const struct moe_checker *c, int rank, const struct moe_here *e)
-{
-    for (int i = 0; i < e->op->n_reads; i++)
-        if (moe_check_room(c, rank, e->op->reads[i], e->layer) == 0) return true;
-    return false;
-}
-
 /* On the ranks where the buffer has elements at this layer, and something was contributed by an operation, or
  * NULL. */
 static void say(struct walk *w, int check_class, int buffer_id, int layer, const struct moe_here *by,
@@ -75,7 +67,7 @@ static void say(struct walk *w, int check_class, int buffer_id, int layer, const
     for (int r = 0; r < w->c->s->n_ranks; r++)
         if (w->c->s->role_of[r] == w->role &&
             moe_check_room(w->c, r, (struct moe_ref){.buffer = buffer_id}, layer) != 0 &&
-            !(by && is_of_nothing(w->c, r, by)))
+            !(by && moe_gradient_takes_nothing(w->c->s, w->c->device, by->op, r, by->layer)))
             moe_check_verdict(w->c, check_class, r, at, "%s %s%s", what, buffer, other);
 }
 
