@@ -10,10 +10,16 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__
+#define MOE_ANYWHERE __host__ __device__
+#else
+#define MOE_ANYWHERE
+#endif
+
 typedef uint16_t moe_bf16; /* bits */
 
 /* Result: the same value; exact. */
-static inline float moe_bf16_to_float(moe_bf16 x)
+MOE_ANYWHERE static inline float moe_bf16_to_float(moe_bf16 x)
 {
     uint32_t bits = (uint32_t)x << 16;
     float value;
@@ -24,7 +30,7 @@ static inline float moe_bf16_to_float(moe_bf16 x)
 /* Result: the nearest bf16, of two equally near the one with an even last bit; infinity from 2^128 - 2^119
  * on; denormal numbers are rounded like others. NaN stays NaN, quiet, with its sign and the upper bits of its
  * payload. */
-static inline moe_bf16 moe_bf16_from_float(float x)
+MOE_ANYWHERE static inline moe_bf16 moe_bf16_from_float(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);

@@ -63,26 +63,18 @@ static int compare(const int64_t *said, const int *ranks, int n)
 int moe_agree(struct moe_communicator *c, const struct moe_transfer *t, const char *label, const int *ranks,
               double timeout_s)
 {
-    static const struct moe_op gather = {
-        .kind = MOE_COLLECTIVE, .collective = MOE_ALLGATHER, .type = MOE_I64};
     const int n = c->size;
     const int64_t words = COUNTS + 2 * n;
     if (n == 1) return MOE_OK;
     int64_t *own = moe_alloc((size_t)words, sizeof *own);
     int64_t *said = moe_alloc((size_t)(n * words), sizeof *said);
-    int64_t *sizes = moe_alloc((size_t)n, sizeof *sizes);
-    int err;
-    for (int i = 0; i < n; i++) sizes[i] = words;
     say(own, t, label, n);
-    MOE_TRY_GOTO(c->table->start(c, &(struct moe_transfer){&gather, own, said, &words, sizes}));
-    MOE_TRY_GOTO(c->table->wait(c, timeout_s));
-    err = compare(said, ranks, n);
-done:
+    int err = c->table->gather(c, own, said, (size_t)words * sizeof *own, timeout_s);
+    if (err >= 0) err = compare(said, ranks, n);
     /* In flight after a failure: the library may still write into it. */
     if (err >= 0 || err == MOE_EVERDICT) {
         free(own);
         free(said);
     }
-    free(sizes);
     return err;
 }

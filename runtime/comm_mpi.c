@@ -82,9 +82,10 @@ static void mpi_close(struct moe_communicator *c)
     free(m);
 }
 
-static int mpi_open(struct moe_communicator **out)
+static int mpi_open(struct moe_device *device, double timeout_s, struct moe_communicator **out)
 {
     int before, provided;
+    (void)device, (void)timeout_s;
     MPI_Initialized(&before);
     if (!before)
         MOE_TRY(check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread"));
@@ -203,6 +204,16 @@ static int mpi_wait(struct moe_communicator *c, double timeout_s)
     return MOE_OK;
 }
 
+static int mpi_gather(struct moe_communicator *c, const void *own, void *all, size_t bytes, double timeout_s)
+{
+    struct mpi_communicator *m = mpi_of(c);
+    moe_assert(m->request == MPI_REQUEST_NULL && bytes <= INT_MAX);
+    m->world->unfinished++;
+    MOE_TRY(check(MPI_Iallgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, m->comm, &m->request),
+                  "MPI_Iallgather"));
+    return mpi_wait(c, timeout_s);
+}
+
 static void mpi_abort(struct moe_communicator *c, int exit_code)
 {
     MPI_Abort(mpi_of(c)->comm, exit_code);
@@ -215,4 +226,5 @@ const struct moe_communicator_table moe_comm_mpi = {.name = "mpi",
                                                     .split = mpi_split,
                                                     .start = mpi_start,
                                                     .wait = mpi_wait,
+                                                    .gather = mpi_gather,
                                                     .abort = mpi_abort};

@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int self_open(struct moe_communicator **out)
+static int self_open(struct moe_device *device, double timeout_s, struct moe_communicator **out)
 {
+    (void)device, (void)timeout_s;
     *out = moe_alloc(1, sizeof **out);
     **out = (struct moe_communicator){.table = &moe_comm_self, .size = 1};
     return MOE_OK;
@@ -21,7 +22,7 @@ static int self_split(struct moe_communicator *world, const int *ranks, int n, i
 {
     (void)world, (void)id;
     moe_assert(n == 1 && ranks[0] == 0);
-    return self_open(out);
+    return self_open(NULL, 0, out);
 }
 
 static int self_start(struct moe_communicator *c, const struct moe_transfer *t)
@@ -40,6 +41,13 @@ static int self_wait(struct moe_communicator *c, double timeout_s)
     return MOE_OK;
 }
 
+static int self_gather(struct moe_communicator *c, const void *own, void *all, size_t bytes, double timeout_s)
+{
+    (void)c, (void)timeout_s;
+    memcpy(all, own, bytes);
+    return MOE_OK;
+}
+
 static void self_abort(struct moe_communicator *c, int exit_code)
 {
     (void)c;
@@ -52,4 +60,5 @@ const struct moe_communicator_table moe_comm_self = {.name = "self",
                                                      .split = self_split,
                                                      .start = self_start,
                                                      .wait = self_wait,
+                                                     .gather = self_gather,
                                                      .abort = self_abort};

@@ -2,7 +2,7 @@
 #ifndef MOE_COMMUNICATOR_H
 #define MOE_COMMUNICATOR_H
 
-#include "sim/schedule.h"
+#include "runtime/device.h"
 
 /* A collective with everything resolved. Counts in elements of op->type.
  *   send, recv   one number, or one per member where moe_send_per_peer, moe_recv_per_peer say so; parts are
@@ -26,20 +26,36 @@ struct moe_communicator {
     int rank, size;
 };
 
+/* With a device that is `async`, start() issues the collective on the stream of its operation, and marks of
+ * the device tell when it is complete; wait() is not called. Otherwise start() and wait() go in pairs. */
 struct moe_communicator_table {
     const char *name;
-    int (*open)(struct moe_communicator **out); /* the world of this job */
+    /* The world of this job. device: whose memory is exchanged; borrowed until close. */
+    int (*open)(struct moe_device *device, double timeout_s, struct moe_communicator **out);
     /* The world last. Does not wait for peers where a collective failed. */
     void (*close)(struct moe_communicator *c);
-    /* The group of `world` with these ranks [n] (in order of their places, this rank among them); collective
-     * over the ranks. id: the same number on all members, different for every communicator of the job. */
+    /* The group of `world` with these ranks [n] (in order of their places, this rank among them). All ranks
+     * of the world call it, each with its own group, and the same number of times (mpi: those of a group are
+     * enough). id: the same number on all of them, different for every call. */
     int (*split)(struct moe_communicator *world, const int *ranks, int n, int id,
                  struct moe_communicator **out);
-    /* Starts; one collective in flight per communicator. Buffers stay untouched until wait. */
+    /* Starts; one collective in flight per communicator (async: they queue). Buffers stay untouched until it
+     * is complete. */
     int (*start)(struct moe_communicator *c, const struct moe_transfer *t);
     /* MOE_OK when done; MOE_EPEER with the library's reason, or when timeout_s passed (the collective goes
      * on: wait again, or abort). */
     int (*wait)(struct moe_communicator *c, double timeout_s);
+    /* own [bytes] of every member -> all [size, bytes] on every member, in member order; host memory, small.
+     * Complete on return; after an error the library may still write into `all`. Errors as of wait. */
+    int (*gather)(struct moe_communicator *c, const void *own, void *all, size_t bytes, double timeout_s);
+    /* Async only. MOE_OK, or MOE_EPEER with what the library or another rank reported since; does not wait.
+     * */
+    int (*poll)(struct moe_communicator *c);
+    /* Async only; `c` is the world. Tells the job that this rank has waited in vain at `label`, hears for up
+     * to grace_s what the ranks [n] tell, and writes which of them told nothing or another label, such as
+     * "ranks 2,3 do not answer; rank 1 is at layer 0 forward combine". Result: out, cut at size. */
+    void (*blame)(struct moe_communicator *c, const int *ranks, int n, const char *label, double grace_s,
+                  char *out, size_t size);
     void (*abort)(struct moe_communicator *c, int exit_code); /* ends the whole job; does not return */
 };
 

@@ -122,13 +122,13 @@ static int read_options(int argc, char **argv, struct options *o)
 /* Signals reach ranks at different times; they must stop after the same step. */
 static int agree_to_stop(struct moe_communicator *world, double timeout_s, bool *stop)
 {
-    static const struct moe_op sum = {.kind = MOE_COLLECTIVE, .collective = MOE_ALLREDUCE, .type = MOE_I32};
-    const int64_t one = 1;
-    int32_t flag = interrupted;
-    int err = world->table->start(world, &(struct moe_transfer){&sum, &flag, &flag, &one, &one});
-    if (err >= 0) err = world->table->wait(world, timeout_s);
-    *stop = flag > 0;
-    return err < 0 ? moe_fail(err, "between steps: %s", moe_error()) : MOE_OK;
+    const char own = interrupted != 0;
+    char *all = moe_alloc((size_t)world->size, 1);
+    const int err = world->table->gather(world, &own, all, 1, timeout_s);
+    if (err < 0) return moe_fail(err, "between steps: %s", moe_error()); /* `all` may still be written to */
+    for (int r = 0; r < world->size; r++) *stop |= all[r] != 0;
+    free(all);
+    return MOE_OK;
 }
 
 static int train(struct capture *c, const struct options *o, bool *stopped)
@@ -206,7 +206,7 @@ int main(int argc, char **argv)
     const struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    if (err >= 0) err = moe_communicator_here()->open(&c.world);
+    if (err >= 0) err = moe_communicator_here()->open(NULL, (double)o.timeout_s, &c.world);
     if (err >= 0) {
         rank = c.world->rank;
         err = capture(&c, &o, &stopped);

@@ -18,7 +18,7 @@ clang-format --version >/dev/null
 
 bad=0
 echo "$files" | awk -f tests/lint.awk || bad=1
-echo "$files" | grep -E '\.(c|h|cc|cpp)$' | xargs clang-format --dry-run 2>&1 |
+echo "$files" | grep -E '\.(c|h|cu|cuh|cc|cpp)$' | xargs clang-format --dry-run 2>&1 |
     awk -F: '/ warning: / && !seen[$1]++ { print $1 ":" $2 ": run clang-format -i" } END { exit NR > 0 }' ||
     bad=1
 exit $bad

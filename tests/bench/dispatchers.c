@@ -361,7 +361,7 @@ int main(int argc, char **argv)
 {
     struct moe_communicator *world;
     int bad = 0;
-    if (moe_communicator_here()->open(&world) < 0) return 1;
+    if (moe_communicator_here()->open(NULL, 60, &world) < 0) return 1;
     const bool few = argc == 2 && !strcmp(argv[1], "few");
     if ((argc == 2 && !few) || argc > 4) {
         if (world->rank == 0) fprintf(stderr, "usage: dispatchers [few | A.yaml B.yaml [STEPS]]\n");

@@ -462,7 +462,7 @@ int main(int argc, char **argv)
                                    option(argc, argv, "--mutations", 1000), option(argc, argv, "--alike", 0)};
     int64_t first = option(argc, argv, "--first", 0), begin = moe_now_ns();
     seed = option(argc, argv, "--seed", 1);
-    if (moe_communicator_here()->open(&world) < 0) return 1;
+    if (moe_communicator_here()->open(NULL, 60, &world) < 0) return 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     open_shared();
     int bad = 0;

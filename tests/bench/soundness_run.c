@@ -205,6 +205,15 @@ static int patient_wait(struct moe_communicator *c, double timeout_s)
     }
 }
 
+static int patient_gather(struct moe_communicator *c, const void *own, void *all, size_t bytes,
+                          double timeout_s)
+{
+    hoards = true;
+    int err = inner_of(c)->table->gather(inner_of(c), own, all, bytes, 0);
+    hoards = false;
+    return err < 0 && strstr(moe_error(), "no answer for") ? patient_wait(c, timeout_s) : err;
+}
+
 static void patient_abort(struct moe_communicator *c, int exit_code)
 {
     inner_of(c)->table->abort(inner_of(c), exit_code);
@@ -215,6 +224,7 @@ static const struct moe_communicator_table patient_table = {.name = "patient",
                                                             .split = patient_split,
                                                             .start = patient_start,
                                                             .wait = patient_wait,
+                                                            .gather = patient_gather,
                                                             .abort = patient_abort};
 
 /* ---- a run ---- */
@@ -237,9 +247,9 @@ void run_open_machine(int shared)
 static int open_comm(const struct moe_schedule *s, int id, bool alone, struct moe_communicator **out)
 {
     int ranks[8];
-    if (!base) MOE_TRY(moe_communicator_here()->open(&base));
+    if (!base) MOE_TRY(moe_communicator_here()->open(NULL, 60, &base));
     if (alone || base->size == 1) {
-        MOE_TRY(moe_comm_self.open(out));
+        MOE_TRY(moe_comm_self.open(NULL, 60, out));
         *out = wrap(*out);
         return MOE_OK;
     }

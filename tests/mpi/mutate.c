@@ -43,7 +43,7 @@ static double largest_difference(const struct moe_schedule *s, const struct moe_
 int main(int argc, char **argv)
 {
     struct moe_communicator *world;
-    if (argc < 2 || argc > 3 || moe_communicator_here()->open(&world) < 0) return 2;
+    if (argc < 2 || argc > 3 || moe_communicator_here()->open(NULL, 60, &world) < 0) return 2;
     struct moe_scenario *sc = fixture_scenario(4, 2, "6", "");
     struct moe_schedule *right = fixture_schedule(sc), *wrong = fixture_schedule(sc);
     const char *op = fixture_mutate(wrong, argv[1], 2);

@@ -125,7 +125,7 @@ static void check_files(struct run *run)
 
 int main(void)
 {
-    if (moe_communicator_here()->open(&world) < 0) return 1;
+    if (moe_communicator_here()->open(NULL, 60, &world) < 0) return 1;
     expect(world->size == 4, "4 ranks");
     struct run *run = start(4, 3, 2, double_precision);
     double expected[2];

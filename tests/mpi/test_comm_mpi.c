@@ -329,7 +329,7 @@ static void check_agreement(void)
 int main(void)
 {
     const struct moe_communicator_table *table = moe_communicator_here();
-    if (strcmp(table->name, "mpi") != 0 || table->open(&world) < 0) {
+    if (strcmp(table->name, "mpi") != 0 || table->open(NULL, 60, &world) < 0) {
         fprintf(stderr, "test_comm_mpi: start it with mpirun -n %d\n", RANKS);
         return 1;
     }

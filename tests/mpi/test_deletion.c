@@ -103,7 +103,7 @@ int main(void)
                                        one = {"nvlink_one_sided", moe_nvlink_one_sided, false, true},
                                        gshard = {"gshard", moe_alltoall, true, false, true};
     struct moe_communicator *world;
-    if (moe_communicator_here()->open(&world) < 0) return 1;
+    if (moe_communicator_here()->open(NULL, 60, &world) < 0) return 1;
     struct moe_scenario *sc = fixture_scenario(4, 2, "[6, 3, 5, 4]", "");
     struct moe_routing *r = fixture_routing(sc);
     struct moe_schedule *s = fixture_lower(sc, &alltoall), *toy = fixture_lower(sc, &toy_dispatcher);

@@ -210,7 +210,7 @@ static void compare(struct moe_communicator *world, const struct layout *layout,
     struct moe_schedule *s1 = fixture_schedule(sc1);
     int64_t before = parity_stage_tokens(s, world->rank, world->rank);
     struct parity_run many, one;
-    if (moe_comm_self.open(&self) < 0) parity_die(world, MOE_EFAILED);
+    if (moe_comm_self.open(NULL, 60, &self) < 0) parity_die(world, MOE_EFAILED);
     int err = parity_step(s, world, 10, &many);
     if (err < 0) parity_die(world, err);
     err = parity_step(s1, self, 10, &one);
@@ -253,7 +253,7 @@ static void compare_layout(struct moe_communicator *world, const struct layout *
 int main(void)
 {
     struct moe_communicator *world;
-    if (moe_communicator_here()->open(&world) < 0) return 1;
+    if (moe_communicator_here()->open(NULL, 60, &world) < 0) return 1;
     expect(world, world->size == 4, "4 ranks");
     for (int i = 0; i < N_LAYOUTS; i++) {
         if (world->rank >= layouts[i].ranks) continue;

@@ -122,7 +122,7 @@ static void run(struct moe_communicator *world, const struct order *y)
 int main(void)
 {
     struct moe_communicator *world;
-    if (moe_communicator_here()->open(&world) < 0) return 1;
+    if (moe_communicator_here()->open(NULL, 60, &world) < 0) return 1;
     for (int i = 0; i < N_ORDERS; i++) run(world, &orders[i]);
     if (failures) world->table->abort(world, 1);
     if (world->rank == 0) printf("%d orders on 4 ranks\n", N_ORDERS);

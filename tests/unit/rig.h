@@ -42,7 +42,7 @@ static inline void open_rig(struct rig *rig, struct moe_schedule *s)
 {
     *rig = (struct rig){.s = s, .options = {.timeout_s = 1, .seed = 7, .poison = true}};
     assert_int_equal(moe_device_cpu.open(&rig->device), MOE_OK);
-    assert_int_equal(moe_comm_self.open(&rig->world), MOE_OK);
+    assert_int_equal(moe_comm_self.open(NULL, 60, &rig->world), MOE_OK);
 }
 
 static inline void start_rig(struct rig *rig)

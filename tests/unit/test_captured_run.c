@@ -57,7 +57,7 @@ static void run(const struct plan *plan)
     assert_int_equal(moe_device_cpu.open(&real), MOE_OK);
     skipping_table = *real->table;
     skipping_table.run = run_skipping;
-    assert_int_equal(moe_comm_self.open(&world), MOE_OK);
+    assert_int_equal(moe_comm_self.open(NULL, 60, &world), MOE_OK);
     struct moe_execute_options options = {
         .timeout_s = 1, .seed = 3, .poison = plan->poison, .observe = moe_recorder_observe};
     assert_int_equal(moe_execute_open(s, plan->skips ? &skipping : real, world, &options, &x), MOE_OK);

@@ -14,7 +14,7 @@
 static struct moe_communicator *open_self(void)
 {
     struct moe_communicator *world;
-    assert_int_equal(moe_comm_self.open(&world), MOE_OK);
+    assert_int_equal(moe_comm_self.open(NULL, 60, &world), MOE_OK);
     assert_int_equal(world->rank, 0);
     assert_int_equal(world->size, 1);
     return world;

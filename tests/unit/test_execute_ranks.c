@@ -33,8 +33,16 @@ static int wait_fake(struct moe_communicator *c, double timeout_s)
     return MOE_OK;
 }
 
+/* Members that say nothing agree. */
+static int gather_fake(struct moe_communicator *c, const void *own, void *all, size_t bytes, double timeout_s)
+{
+    (void)c, (void)own, (void)all, (void)bytes, (void)timeout_s;
+    starts++;
+    return MOE_OK;
+}
+
 static const struct moe_communicator_table fake = {
-    .split = split_fake, .close = close_fake, .start = start_fake, .wait = wait_fake};
+    .split = split_fake, .close = close_fake, .start = start_fake, .wait = wait_fake, .gather = gather_fake};
 
 static int64_t seen_bytes;
 static void see_bytes(void *ctx, const struct moe_executed *e)

@@ -47,7 +47,7 @@ static void test_gradients_equal_finite_differences(void **state)
     struct model m = {.s = fixture_schedule(sc), .options = {.timeout_s = 1, .seed = 11, .poison = true}};
     const double h = 1e-5;
     int tried = 0, kept = 0;
-    assert_int_equal(moe_comm_self.open(&m.world), 0);
+    assert_int_equal(moe_comm_self.open(NULL, 60, &m.world), 0);
     assert_int_equal(moe_device_cpu.open(&m.device), 0);
     for (int i = 0; i < m.s->n_buffers; i++)
         if (!strcmp(m.s->buffers[i].name, "expert"))

@@ -86,7 +86,7 @@ static void capture(const char *path, const char *text, const struct moe_schedul
     struct moe_data data = {.n = 3, .hash = 0xab};
     struct moe_run run = {s, &data, text, "0.0", STEPS, 9};
     assert_int_equal(moe_device_cpu.open(&device), MOE_OK);
-    assert_int_equal(moe_comm_self.open(&world), MOE_OK);
+    assert_int_equal(moe_comm_self.open(NULL, 60, &world), MOE_OK);
     assert_int_equal(moe_recorder_open(path, &run, 0, &recorder), MOE_OK);
     struct moe_execute_options options = {1, 0, 9, false, moe_recorder_observe, recorder};
     assert_int_equal(moe_execute_open(s, device, world, &options, &x), MOE_OK);

@@ -82,7 +82,7 @@ static void open_run(struct run *run, enum moe_tensors tensors, const char *clip
         moe_block_delete(fixture_block(&run->s->roles[0], op), op->id);
     }
     assert_int_equal(moe_device_cpu.open(&run->device), MOE_OK);
-    assert_int_equal(moe_comm_self.open(&run->world), MOE_OK);
+    assert_int_equal(moe_comm_self.open(NULL, 60, &run->world), MOE_OK);
     run->options = (struct moe_execute_options){
         .timeout_s = 1, .seed = 3, .poison = true, .observe = moe_recorder_observe};
     assert_int_equal(moe_execute_open(run->s, run->device, run->world, &run->options, &run->x), MOE_OK);
