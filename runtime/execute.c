@@ -1,8 +1,10 @@
 /* execute.c - see execute.h.
  *
- * Operations run in host order and each is complete before the next begins, so every wait of the schedule
- * holds by itself. A slot remembers how far its content can be relied on: `written` since the step began, and
- * `known` when the host holds the counts that the device holds. */
+ * Operations run in host order. On a device that is not async each is complete before the next begins, so
+ * every wait of the schedule holds by itself; on one that is, execute_async.c has streams wait as the
+ * schedule says, and the host waits for all where it takes what operations may still use: memory that is
+ * replaced, or filled with poison. A slot remembers how far its content can be relied on: `written` since the
+ * step began, and `known` when the host holds the counts that the device holds. */
 #include "runtime/execute_internal.h"
 
 #include "kernels/bf16.h"
@@ -49,11 +51,19 @@ static int copy(const struct moe_execution *x, void *to, const void *from, size_
     return x->device->table->sync(x->device, MOE_STREAM_COMPUTE);
 }
 
-static int fetch(const struct moe_execution *x, struct slot *slot, enum moe_type type)
+/* Reads a slot for the host; nothing that writes it is under way. */
+static int fetch_now(const struct moe_execution *x, struct slot *slot, enum moe_type type)
 {
     size_t bytes = (size_t)moe_type_bytes[type];
     if (!slot->host) slot->host = moe_alloc((size_t)slot->cap, bytes);
     return slot->borrowed ? MOE_OK : copy(x, slot->host, slot->data, (size_t)slot->n * bytes);
+}
+
+/* The same after what was issued on the streams. */
+static int fetch(struct moe_execution *x, struct slot *slot, enum moe_type type, int streams)
+{
+    MOE_TRY(moe_async_drain(x, streams));
+    return fetch_now(x, slot, type);
 }
 
 static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
@@ -66,7 +76,8 @@ static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
     if (place >= 0 && place < x->s->buffers[y->buffer].slots &&
         index < moe_symbol_count(x->s, symbol, rank)) {
         struct slot *slot = slot_at(x, y->buffer, place);
-        if (y->on_device && slot->written && !slot->known) slot->known = fetch(x, slot, MOE_I64) >= 0;
+        if (y->on_device && slot->written && !slot->known)
+            slot->known = fetch(x, slot, MOE_I64, MOE_ALL_STREAMS) >= 0;
         if (slot->known && (int64_t)y->rows * y->cols <= slot->n)
             return moe_symbol_reduce(x->s, symbol, rank, slot->host, index);
     }
@@ -95,7 +106,7 @@ static int evaluate(struct moe_execution *x, const char *what, int expr, int lay
 
 /* ---- buffers ---- */
 
-static int poison(const struct moe_execution *x, struct slot *slot, enum moe_type type, int64_t from)
+static int poison(struct moe_execution *x, struct slot *slot, enum moe_type type, int64_t from)
 {
     /* NaN, or negative but far from an overflow of the sums that sizes are made of. */
     static const uint64_t pattern[MOE_TYPE_COUNT] = {[MOE_F32] = 0x7fc000007fc00000u,
@@ -106,16 +117,18 @@ static int poison(const struct moe_execution *x, struct slot *slot, enum moe_typ
     uint64_t chunk[512];
     for (size_t i = 0; i < sizeof chunk / sizeof *chunk; i++) chunk[i] = pattern[type];
     size_t end = (size_t)slot->n * (size_t)moe_type_bytes[type];
+    if (from < slot->n) MOE_TRY(moe_async_drain(x, MOE_ALL_STREAMS));
     for (size_t at = (size_t)from * (size_t)moe_type_bytes[type]; at < end; at += sizeof chunk)
         MOE_TRY(copy(x, (char *)slot->data + at, chunk, end - at < sizeof chunk ? end - at : sizeof chunk));
     return MOE_OK;
 }
 
-static int grow(const struct moe_execution *x, struct slot *slot, enum moe_type type, int64_t n)
+static int grow(struct moe_execution *x, struct slot *slot, enum moe_type type, int64_t n)
 {
     if (slot->data && n <= slot->cap) return MOE_OK;
     void *data;
     size_t bytes = (size_t)moe_type_bytes[type];
+    if (slot->data) MOE_TRY(moe_async_drain(x, MOE_ALL_STREAMS));
     MOE_TRY(x->device->table->alloc(x->device, (size_t)(n ? n : 1) * bytes, &data));
     int err = slot->n ? copy(x, data, slot->data, (size_t)slot->n * bytes) : MOE_OK;
     x->device->table->free(x->device, slot->data);
@@ -229,9 +242,12 @@ static int run_kernel(struct moe_execution *x, struct slot **in, struct slot **o
     if (op->divisor) MOE_TRY(evaluate(x, "the divisor", op->divisor, x->now.layer, 0, &divisor));
     if (op->times) MOE_TRY(evaluate(x, "the factor", op->times, x->now.layer, 0, &times));
     launch.divisor = (double)divisor / (double)times;
+    if (is_async(x)) MOE_TRY(moe_async_begin(x));
     x->now.start_ns = moe_now_ns();
-    MOE_TRY(x->device->table->run(x->device, &launch, op->stream));
-    return x->device->table->sync(x->device, op->stream);
+    int err = x->device->table->run(x->device, &launch, op->stream);
+    if (err >= 0)
+        err = is_async(x) ? moe_async_end(x, true, 0, 0) : x->device->table->sync(x->device, op->stream);
+    return err < 0 ? moe_fail(err, "%s: %s", moe_execute_label(x), moe_error()) : MOE_OK;
 }
 
 static int check_fit(struct moe_execution *x, const char *verb, int64_t n, int buffer, struct operand part)
@@ -243,8 +259,7 @@ static int check_fit(struct moe_execution *x, const char *verb, int64_t n, int b
                     moe_type_text[b->type]);
 }
 
-/* "0-3" or "0,2,4"; cut where it is full. */
-static void write_ranks(char *out, size_t size, const int *ranks, int n)
+void moe_execute_ranks(char *out, size_t size, const int *ranks, int n)
 {
     if (n > 1 && ranks[n - 1] - ranks[0] == n - 1) {
         snprintf(out, size, "%d-%d", ranks[0], ranks[n - 1]);
@@ -272,7 +287,7 @@ static int collective_failed(struct moe_execution *x, int err)
     const struct moe_comm *c = &x->s->comms[x->now.op->comm];
     const int group = c->group_of[x->rank];
     char ranks[64];
-    write_ranks(ranks, sizeof ranks, c->members + c->first[group], moe_group_size(c, group));
+    moe_execute_ranks(ranks, sizeof ranks, c->members + c->first[group], moe_group_size(c, group));
     return moe_fail(err, "%s on communicator %s (ranks %s): %s", moe_execute_label(x), c->name, ranks,
                     moe_error());
 }
@@ -282,6 +297,7 @@ static int agree(struct moe_execution *x, const struct moe_transfer *t)
     const struct moe_comm *c = &x->s->comms[t->op->comm];
     const int *ranks = c->members + c->first[c->group_of[x->rank]];
     if (x->steps_here >= x->options->agree_steps) return MOE_OK;
+    MOE_TRY(moe_async_drain(x, MOE_ALL_STREAMS)); /* what hangs is named by itself */
     int err = moe_agree(x->comms[t->op->comm], t, moe_execute_label(x), ranks, x->options->timeout_s);
     return err < 0 && err != MOE_EVERDICT ? collective_failed(x, err) : err;
 }
@@ -309,9 +325,12 @@ static int run_collective(struct moe_execution *x, struct slot *in, struct slot 
                         (long long)to_self, (long long)from_self);
     x->now.bytes = sent * moe_type_bytes[op->type];
     struct moe_communicator *comm = x->comms[op->comm];
+    if (is_async(x)) MOE_TRY(moe_async_begin(x));
     x->now.start_ns = moe_now_ns();
     int err = comm->table->start(comm, &transfer);
-    if (err >= 0) err = comm->table->wait(comm, x->options->timeout_s);
+    if (err >= 0)
+        err = is_async(x) ? moe_async_end(x, true, sent, received)
+                          : comm->table->wait(comm, x->options->timeout_s);
     return err < 0 ? collective_failed(x, err) : MOE_OK;
 }
 
@@ -319,10 +338,11 @@ static int run_host_sync(struct moe_execution *x, struct slot **in)
 {
     for (int i = 0; i < x->now.op->n_reads; i++) {
         if (x->s->buffers[x->now.op->reads[i].buffer].type != MOE_I64) continue;
-        MOE_TRY(fetch(x, in[i], MOE_I64));
+        MOE_TRY(fetch(x, in[i], MOE_I64, (int)x->now.op->waits));
         in[i]->known = true;
     }
-    return MOE_OK;
+    MOE_TRY(moe_async_drain(x, (int)x->now.op->waits));
+    return is_async(x) ? moe_async_end(x, false, 0, 0) : MOE_OK;
 }
 
 /* *runs: does this rank enter the collective? */
@@ -415,7 +435,7 @@ static int end_step(struct moe_execution *x, double *loss)
             if (!slot->written)
                 return moe_fail(MOE_EFAILED, "the step ended, and nothing wrote %s[%d]", buffer->name, i);
             if (b != first) continue;
-            MOE_TRY(fetch(x, slot, buffer->type));
+            MOE_TRY(fetch_now(x, slot, buffer->type));
             for (int64_t e = 0; e < slot->n; e++) *loss += get_real(buffer->type, slot->host, e);
         }
     }
@@ -440,9 +460,12 @@ int moe_execute_step(struct moe_execution *x, const int32_t *token, const int32_
             x->now.skipped = !runs;
             if (runs) MOE_TRY(run_op(x));
             x->now.end_ns = moe_now_ns();
-            if (x->options->observe) x->options->observe(x->options->ctx, &x->now);
+            if (is_async(x) && !runs) MOE_TRY(moe_async_end(x, false, 0, 0));
+            if (is_async(x) && x->options->observe_reads) MOE_TRY(moe_async_drain(x, MOE_ALL_STREAMS));
+            if (!is_async(x) && x->options->observe) x->options->observe(x->options->ctx, &x->now);
         }
     }
+    MOE_TRY(moe_async_drain(x, MOE_ALL_STREAMS));
     return end_step(x, loss);
 }
 
@@ -470,7 +493,7 @@ const void *moe_execute_buffer(const struct moe_execution *x, int buffer, int pl
 {
     struct slot *slot = slot_at(x, buffer, place);
     *n = slot->n;
-    return slot->data && fetch(x, slot, x->s->buffers[buffer].type) >= 0 ? slot->host : NULL;
+    return slot->data && fetch_now(x, slot, x->s->buffers[buffer].type) >= 0 ? slot->host : NULL;
 }
 
 bool moe_execute_given(const struct moe_execution *x, int buffer, int place)

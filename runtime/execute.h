@@ -11,7 +11,8 @@
 #include "sim/schedule.h"
 
 /* One executed operation, or one that was skipped. Times: nanoseconds of the monotonic clock. entry: the
- * host reached it; start: handed to the device or the communicator; end: complete. */
+ * host reached it; start: handed to the device or the communicator (async devices: its stream reached it);
+ * end: complete. */
 struct moe_executed {
     const struct moe_block *block;
     const struct moe_op *op;
@@ -28,13 +29,15 @@ struct moe_execute_options {
     int64_t agree_steps; /* before every collective of the first so many steps since open: moe_agree */
     uint64_t seed;       /* initial parameters */
     bool poison;         /* fill buffers that nobody wrote with NaN (integers: a large negative number) */
-    /* After each operation of the itinerary, also where it was skipped. May be NULL. */
+    /* For each operation of the itinerary, also where it was skipped, in this order and after it is complete.
+     * May be NULL. */
     void (*observe)(void *ctx, const struct moe_executed *e);
     void *ctx;
     /* Choices of experts of one step, whose number counts from 0: counts [layers of each micro-batch, ranks,
      * E] in place of what routers choose; probabilities stay those of the routers. NULL: none. Borrowed. */
     const int32_t *forced;
     int64_t forced_step;
+    bool observe_reads; /* observe reads buffers: nothing is issued until it was told of all before */
 };
 
 struct moe_execution;

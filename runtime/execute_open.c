@@ -126,6 +126,7 @@ void moe_execute_close(struct moe_execution *x)
     free(x->send);
     free(x->recv);
     free(x->rows);
+    free(x->issued);
     free(x->first);
     free(x->slots);
     free(x);
