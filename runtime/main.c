@@ -1,6 +1,7 @@
 /* main.c - moesim-capture: trains the scenario's model for real on the ranks it was started with, and
  * records. */
 #include "runtime/checkpoint.h"
+#include "runtime/gpu.h"
 #include "runtime/record.h"
 #include "sim/lower/lower.h"
 
@@ -25,6 +26,7 @@ static const char usage[] =
     "  --seed S           initial parameters and batches (1)\n"
     "  --load PREFIX      go on from this checkpoint (PREFIX.ckptN), of any expert-parallel size\n"
     "  --save PREFIX      write a checkpoint after the last step\n"
+    "  --device NAME      cpu, with MPI and OpenBLAS, or cuda, with NCCL and cuBLAS on a GPU a rank (cpu)\n"
     "  --timeout SECONDS  how long a collective may take (60)\n"
     "  --no-agreement     do not ask in the first step whether members agree on each collective\n"
     "  --tensors[=values] keep a fingerprint of every parameter and gradient of every step, or their values "
@@ -36,7 +38,7 @@ struct options {
     const char *scenario, *data, *output, *load, *save;
     int64_t steps, seed, timeout_s;
     enum moe_tensors tensors;
-    bool no_agreement, poison, help;
+    bool cuda, no_agreement, poison, help;
 };
 
 /* What is open while capturing; closed in reverse. */
@@ -76,21 +78,25 @@ static int read_tensors(const char *text, enum moe_tensors *out)
     return moe_fail(MOE_EUSAGE, "--tensors=%s: expected values, or nothing", text);
 }
 
+static int read_device(const char *text, bool *cuda)
+{
+    static const char *const names[] = {"cpu", "cuda"};
+    char hint[MOE_HINT];
+    *cuda = !strcmp(text, "cuda");
+    if (*cuda || !strcmp(text, "cpu")) return MOE_OK;
+    return moe_fail(MOE_EUSAGE, "--device %s: unknown%s", text, moe_hint(text, names, 2, hint));
+}
+
 static int read_options(int argc, char **argv, struct options *o)
 {
-    static const struct option names[] = {{"scenario", required_argument, NULL, 'c'},
-                                          {"data", required_argument, NULL, 'd'},
-                                          {"output", required_argument, NULL, 'o'},
-                                          {"steps", required_argument, NULL, 'n'},
-                                          {"seed", required_argument, NULL, 's'},
-                                          {"timeout", required_argument, NULL, 't'},
-                                          {"load", required_argument, NULL, 'l'},
-                                          {"save", required_argument, NULL, 'w'},
-                                          {"no-agreement", no_argument, NULL, 'a'},
-                                          {"tensors", optional_argument, NULL, 'f'},
-                                          {"poison", no_argument, NULL, 'p'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option names[] = {
+        {"scenario", required_argument, NULL, 'c'}, {"data", required_argument, NULL, 'd'},
+        {"output", required_argument, NULL, 'o'},   {"steps", required_argument, NULL, 'n'},
+        {"seed", required_argument, NULL, 's'},     {"timeout", required_argument, NULL, 't'},
+        {"device", required_argument, NULL, 'g'},   {"load", required_argument, NULL, 'l'},
+        {"save", required_argument, NULL, 'w'},     {"no-agreement", no_argument, NULL, 'a'},
+        {"tensors", optional_argument, NULL, 'f'},  {"poison", no_argument, NULL, 'p'},
+        {"help", no_argument, NULL, 'h'},           {0}};
     *o = (struct options){.steps = 20, .seed = 1, .timeout_s = 60};
     for (int c; (c = getopt_long(argc, argv, ":o:", names, NULL)) != -1;) {
         switch (c) {
@@ -100,6 +106,7 @@ static int read_options(int argc, char **argv, struct options *o)
         case 'n': MOE_TRY(read_number("steps", optarg, 1, &o->steps)); break;
         case 's': MOE_TRY(read_number("seed", optarg, 0, &o->seed)); break;
         case 't': MOE_TRY(read_number("timeout", optarg, 1, &o->timeout_s)); break;
+        case 'g': MOE_TRY(read_device(optarg, &o->cuda)); break;
         case 'l': o->load = optarg; break;
         case 'w': o->save = optarg; break;
         case 'a': o->no_agreement = true; break;
@@ -176,14 +183,14 @@ static int capture(struct capture *c, const struct options *o, bool *stopped)
     MOE_TRY(moe_scenario_check_capture(c->scenario, o->load || o->save));
     MOE_TRY(moe_lower(c->scenario, &c->s));
     MOE_TRY(moe_data_load(o->data, c->scenario->sequence, &c->data));
-    MOE_TRY(moe_device_cpu.open(&c->device));
     c->execute = (struct moe_execute_options){.timeout_s = (double)o->timeout_s,
                                               .agree_steps = o->no_agreement ? 0 : 1,
                                               .seed = (uint64_t)o->seed,
                                               .poison = o->poison,
                                               .forced = c->scenario->counts,
                                               .forced_step = c->scenario->counts_step,
-                                              .observe = moe_recorder_observe};
+                                              .observe = moe_recorder_observe,
+                                              .observe_reads = o->tensors != 0};
     MOE_TRY(moe_execute_open(c->s, c->device, c->world, &c->execute, &c->x));
     if (o->load) MOE_TRY(moe_checkpoint_load(o->load, c->x));
     struct moe_run run = {c->s,     &c->data,          c->scenario->text, MOESIM_VERSION,
@@ -193,6 +200,20 @@ static int capture(struct capture *c, const struct options *o, bool *stopped)
     MOE_TRY(moe_recorder_begin(c->recorder, c->x, moe_execute_steps(c->x)));
     MOE_TRY(train(c, o, stopped));
     return o->save ? moe_checkpoint_save(o->save, c->x) : MOE_OK;
+}
+
+static int open_world(struct capture *c, const struct options *o)
+{
+    const double timeout_s = (double)o->timeout_s;
+    const struct moe_gpu_module *gpu;
+    if (!o->cuda) {
+        MOE_TRY(moe_device_cpu.open(&c->device));
+        return moe_communicator_here()->open(c->device, timeout_s, &c->world);
+    }
+    MOE_TRY(moe_gpu_open(&gpu));
+    if (!gpu->comm) return moe_fail(MOE_EMISSING, "the GPU part was built without NCCL");
+    MOE_TRY(gpu->device->open(&c->device));
+    return gpu->comm->open(c->device, timeout_s, &c->world);
 }
 
 int main(int argc, char **argv)
@@ -206,20 +227,22 @@ int main(int argc, char **argv)
     const struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    if (err >= 0) err = moe_communicator_here()->open(NULL, (double)o.timeout_s, &c.world);
+    if (err >= 0) err = open_world(&c, &o);
     if (err >= 0) {
         rank = c.world->rank;
         err = capture(&c, &o, &stopped);
     }
+    const char *started = getenv("OMPI_COMM_WORLD_RANK"); /* all say the same, and are told apart */
+    if (err == MOE_EMISSING && rank < 0 && started) rank = atoi(started);
     if (err < 0 && rank >= 0) fprintf(stderr, "moesim-capture: rank %d: %s\n", rank, moe_error());
     if (err < 0 && rank < 0) fprintf(stderr, "moesim-capture: %s\n", moe_error());
     moe_recorder_close(c.recorder);
     moe_execute_close(c.x);
-    if (c.device) c.device->table->close(c.device);
     moe_data_free(&c.data);
     moe_schedule_free(c.s);
     moe_scenario_free(c.scenario);
     if (err < 0 && c.world) c.world->table->abort(c.world, moe_exit_code(err));
     if (c.world) c.world->table->close(c.world);
+    if (c.device) c.device->table->close(c.device);
     return err < 0 ? moe_exit_code(err) : stopped ? EXIT_INTERRUPTED : 0;
 }

@@ -93,9 +93,19 @@ done:
     return err;
 }
 
+static int check_device(const char *name)
+{
+    static const char *const names[] = {"cpu", "cuda"};
+    char hint[MOE_HINT];
+    for (int i = 0; i < 2; i++)
+        if (strcmp(name, names[i]) == 0) return MOE_OK;
+    return moe_fail(MOE_EUSAGE, "--device %s: unknown%s", name, moe_hint(name, names, 2, hint));
+}
+
 /* Before anything starts: one line instead of one from every rank. */
 static int check_files(const struct moe_args *args, int ranks, int64_t sequence)
 {
+    MOE_TRY(check_device(args->device));
     char checkpoint[PATH_MAX];
     MOE_TRY(check_folder(args->output));
     MOE_TRY(moe_check_replaceable(args->output));
@@ -158,12 +168,13 @@ static int run_ranks(const struct moe_args *args, int64_t ranks)
     const int64_t value[4] = {ranks, args->steps, args->seed, args->timeout_s};
     for (int i = 0; i < 4; i++) snprintf(number[i], sizeof number[i], "%lld", (long long)value[i]);
     const char *const checkpoint[][2] = {{"--save", args->save}, {"--load", args->load}};
-    enum { ALWAYS = 16 };
+    enum { ALWAYS = 18 };
     /* clang-format off */
     const char *argv[ALWAYS + 2 * 2 + 3 + 1] = {
         "mpirun", "-n", number[0],
         moe_program_beside("moesim-capture", program), "--scenario", args->input, "--data", args->data,
-        "--output", args->output, "--steps", number[1], "--seed", number[2], "--timeout", number[3]};
+        "--output", args->output, "--steps", number[1], "--seed", number[2], "--timeout", number[3],
+        "--device", args->device};
     /* clang-format on */
     int n = ALWAYS;
     for (int i = 0; i < 2; i++) {

@@ -20,7 +20,7 @@ struct moe_args {
     const char *const *inputs; /* FILE...; the first is `input` */
     int n_inputs;
     const char *output, *data, *save, *load, *topology, *format, *name, *phases, *routing, *rows, *op, *plot,
-        *tuning, *tensors, *against;
+        *tuning, *tensors, *against, *device;
     int64_t ranks, steps, seed, timeout_s, step, threads, cores, max_step_error, max_phase_error, max_error;
     bool json, help, like, no_agreement, stress, poison, unchecked;
     int n_vary;

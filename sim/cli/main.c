@@ -73,6 +73,8 @@ static const struct option {
     {"steps", 0, "N", "training steps", ON(CAPTURE), 0, NUMBER, AT(steps), 1, 20},
     {"seed", 0, "S", "of the initial parameters and the batches", ON(CAPTURE), 0, NUMBER, AT(seed), 0, 1},
     {"timeout", 0, "S", "seconds that a collective may take", ON(CAPTURE), 0, NUMBER, AT(timeout_s), 1, 60},
+    {"device", 0, "NAME", "cpu (MPI, OpenBLAS), or cuda (NCCL, cuBLAS): a GPU a rank", ON(CAPTURE), 0, TEXT,
+     AT(device), .text = "cpu"},
     {"no-agreement", 0, NULL, "do not ask in the first step whether members agree on each collective",
      ON(CAPTURE), 0, FLAG, AT(no_agreement)},
     {"unchecked", 0, NULL,
