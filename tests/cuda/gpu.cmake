@@ -1,0 +1,18 @@
+# Included by tests/CMakeLists.txt with preset cuda: the tests of kernels once more, with the real ones on a
+# GPU (they skip without one), and what the module holds.
+if(TARGET moesim_cuda)
+  foreach(source ${CUDA_TESTS})
+    get_filename_component(name ${source} NAME_WE)
+    string(REPLACE test_ gpu_ name ${name})
+    add_executable(${name} ${source} cuda/fixture_gpu.c)
+    target_link_libraries(${name} PRIVATE moesim_kernels_cuda moesim_runtime CUDA::cudart PkgConfig::CMOCKA m)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES LABELS cuda)
+  endforeach()
+  add_executable(list_kernels cuda/list_kernels.c)
+  target_link_libraries(list_kernels PRIVATE moesim_flags)
+  string(REGEX MATCHALL "[0-9]+" archs "${CMAKE_CUDA_ARCHITECTURES}")
+  list(REMOVE_DUPLICATES archs)
+  add_test(NAME cuda_kernels COMMAND list_kernels $<TARGET_FILE:moesim_cuda> ${archs})
+  set_tests_properties(cuda_kernels PROPERTIES LABELS cuda)
+endif()
