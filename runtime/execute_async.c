@@ -141,19 +141,12 @@ static int observe(struct moe_execution *x, struct issued *i)
     return MOE_OK;
 }
 
-/* Observes what is complete. *over: nothing is under way on the streams. *moved: something was completed. */
+/* Observes what is complete, in order of issue. *over: nothing is under way on the streams. *moved: something
+ * was completed. */
 static int advance(struct moe_execution *x, int streams, bool *over, bool *moved)
 {
-    *moved = false;
-    for (; x->first_issued < x->n_issued; x->first_issued++) {
-        struct issued *i = &x->issued[x->first_issued];
-        int done = is_done(x, i);
-        if (done < 0) return done;
-        if (!done) break;
-        MOE_TRY(observe(x, i));
-        *moved = true;
-    }
     *over = true;
+    *moved = false;
     for (int n = x->first_issued; n < x->n_issued && *over; n++) {
         struct issued *i = &x->issued[n];
         if (i->done || !(streams >> i->e.op->stream & 1)) continue;
@@ -161,6 +154,14 @@ static int advance(struct moe_execution *x, int streams, bool *over, bool *moved
         if (done < 0) return done;
         *over = done != 0;
         *moved |= *over;
+    }
+    for (; x->first_issued < x->n_issued; x->first_issued++) {
+        struct issued *i = &x->issued[x->first_issued];
+        int done = is_done(x, i);
+        if (done < 0) return done;
+        if (!done) break;
+        MOE_TRY(observe(x, i));
+        *moved = true;
     }
     if (x->first_issued == x->n_issued) x->first_issued = x->n_issued = x->n_marks = 0;
     return MOE_OK;
