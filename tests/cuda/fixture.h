@@ -26,8 +26,23 @@ void fixture_free(void *p);
 const struct moe_cuda_queue *fixture_queue(size_t at_least);
 /* Waits for what was queued. Result: the fault that kernels noted since the last call (set: 0 or 1). */
 struct moe_cuda_fault fixture_wait(void);
+/* Nanoseconds that what `queue_work` queues takes on the device (on the host: it runs when it is queued): the
+ * median of `runs`, after one that is not counted. */
+double fixture_time_ns(void (*queue_work)(void *ctx), void *ctx, int runs);
 /* The test program: main() of a test returns it. Prints the reason and exits with 77 without a GPU. */
 void fixture_open(void);
+
+enum { FIXTURE_MOST_RUNS = 101 };
+
+static inline int fixture_rising(const void *a, const void *b)
+{
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+static inline double fixture_median(double *x, int n)
+{
+    qsort(x, (size_t)n, sizeof *x, fixture_rising);
+    return x[n / 2];
+}
 
 /* ---- arrays of a real type ---- */
 

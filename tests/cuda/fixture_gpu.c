@@ -46,6 +46,26 @@ struct moe_cuda_fault fixture_wait(void)
     return was;
 }
 
+double fixture_time_ns(void (*queue_work)(void *ctx), void *ctx, int runs)
+{
+    double ns[FIXTURE_MOST_RUNS];
+    cudaEvent_t begin, end;
+    check(cudaEventCreate(&begin));
+    check(cudaEventCreate(&end));
+    for (int i = -1; i < runs; i++) {
+        float ms;
+        check(cudaEventRecord(begin, queue.stream));
+        queue_work(ctx);
+        check(cudaEventRecord(end, queue.stream));
+        check(cudaEventSynchronize(end));
+        check(cudaEventElapsedTime(&ms, begin, end));
+        if (i >= 0) ns[i] = ms * 1e6;
+    }
+    check(cudaEventDestroy(begin));
+    check(cudaEventDestroy(end));
+    return fixture_median(ns, runs);
+}
+
 void fixture_open(void)
 {
     int n;

@@ -1,6 +1,8 @@
 /* fixture_host.c - see fixture.h: kernels run when they are launched, in this process. */
 #include "tests/cuda/fixture.h"
 
+#include <time.h>
+
 enum { PATTERN = 0xa5 };
 
 static struct moe_cuda_fault fault;
@@ -34,6 +36,19 @@ struct moe_cuda_fault fixture_wait(void)
     struct moe_cuda_fault was = fault;
     fault = (struct moe_cuda_fault){0};
     return was;
+}
+
+double fixture_time_ns(void (*queue_work)(void *ctx), void *ctx, int runs)
+{
+    double ns[FIXTURE_MOST_RUNS];
+    for (int i = -1; i < runs; i++) {
+        struct timespec begin, end;
+        clock_gettime(CLOCK_MONOTONIC, &begin);
+        queue_work(ctx);
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        if (i >= 0) ns[i] = (double)(end.tv_sec - begin.tv_sec) * 1e9 + (double)(end.tv_nsec - begin.tv_nsec);
+    }
+    return fixture_median(ns, runs);
 }
 
 static void close_queue(void)
