@@ -14,7 +14,7 @@ set_target_properties(moesim_doubles_cuda PROPERTIES POSITION_INDEPENDENT_CODE O
 target_include_directories(moesim_doubles_cuda SYSTEM PUBLIC ${CUDA_HEADERS} ${CUBLAS_HEADERS})
 target_link_libraries(moesim_doubles_cuda PUBLIC moesim_base PRIVATE ${OPENBLAS_LIBRARY})
 
-foreach(name test_cuda_double test_cuda_misuse)
+foreach(name test_cuda_double test_cuda_misuse test_cublas_double)
   add_executable(${name} doubles/${name}.c)
   target_link_libraries(${name} PRIVATE moesim_kernels_on_host moesim_doubles_cuda moesim_base
     ${OPENBLAS_LIBRARY} PkgConfig::CMOCKA m)
