@@ -5,10 +5,10 @@
 #include "tests/doubles/fixture_double.h"
 #include "tests/doubles/on_host.h"
 
-/* In which orders two streams of three letters run, by seed: any, but each in its own. */
+/* In which orders two streams of twelve letters run, by seed: any, but each in its own. */
 static void run_two(void)
 {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 12; i++) {
         letter(one, "a");
         letter(two, "b");
     }
@@ -34,16 +34,16 @@ static void test_seeds(void **state)
         }
         waitpid(child, NULL, 0);
         rewind(f);
-        char order[16] = "";
+        char order[32] = "";
         assert_non_null(fgets(order, sizeof order, f));
         fclose(f);
-        if (!strcmp(order, "aaabbb"))
+        if (!strcmp(order, "aaaaaaaaaaaabbbbbbbbbbbb"))
             first = true;
-        else if (!strcmp(order, "bbbaaa"))
+        else if (!strcmp(order, "bbbbbbbbbbbbaaaaaaaaaaaa"))
             last = true;
         else
             mixed = true;
-        assert_int_equal(strlen(order), 6);
+        assert_int_equal(strlen(order), 24);
     }
     assert_true(first && last && mixed);
 }
@@ -118,6 +118,15 @@ static void failing_copy(void)
     CHILD_EXPECTS(letter(one, "a") == cudaErrorECCUncorrectable);
 }
 
+/* The query that meets the error says so. */
+static void failing_query(void)
+{
+    cudaError_t code;
+    CHILD_EXPECTS(!letter(one, "a") && !letter(one, "b"));
+    while ((code = cudaStreamQuery(one)) == cudaErrorNotReady) continue;
+    CHILD_EXPECTS(code == cudaErrorLaunchFailure && !strcmp(ran, "a"));
+}
+
 static void failing_malloc(void)
 {
     void *p;
@@ -138,6 +147,7 @@ static void test_planted_faults(void **state)
 {
     (void)state;
     in_child("MOE_DOUBLE_FAIL", "copy:2:214", failing_copy, NULL);
+    in_child("MOE_DOUBLE_FAIL", "letter:2:719", failing_query, NULL);
     in_child("MOE_DOUBLE_FAIL", "malloc:2:2", failing_malloc, NULL);
     in_child("MOE_DOUBLE_FAIL", "malloc:1:2:2", failing_elsewhere, NULL);
     in_child("MOE_DOUBLE_FAIL", "copy:2", failing_malloc, "not what:n:code[:rank]");
@@ -248,6 +258,7 @@ static void host_reads_host(void)
     memcpy(p, "abc", 4);
     CHILD_EXPECTS(!cudaMemcpyAsync(device, p, 4, cudaMemcpyDefault, one));
     CHILD_EXPECTS(!cudaMemcpyAsync(back, device, 4, cudaMemcpyDefault, one) && !strcmp(back, "abc"));
+    CHILD_EXPECTS(!strcmp(p, "abc")); // still, after work was done
     CHILD_EXPECTS(!cudaFree(device));
 }
 
