@@ -7,7 +7,8 @@
  *
  * MOE_DOUBLE_FAIL="what:n:code[:rank]": the n-th work (from 1) of that name that this process queues ends
  * with that cudaError_t instead of being done; with "malloc", the n-th allocation returns it. rank: only
- * where OMPI_COMM_WORLD_RANK is this. */
+ * where OMPI_COMM_WORLD_RANK is this. MOE_DOUBLE_GPUS: devices of this machine (default 1; 0: none; -1: not
+ * even a driver). MOE_DOUBLE_PROTECT=1: only work can touch memory of the device, the program cannot. */
 #ifndef MOE_DOUBLE_QUEUE_H
 #define MOE_DOUBLE_QUEUE_H
 
