@@ -1,0 +1,21 @@
+# Included by tests/CMakeLists.txt after doubles/tests.cmake: the double of NCCL, whose ranks are MPI's.
+find_path(NCCL_HEADERS nccl.h HINTS ${CUDA_HEADERS} ENV NCCL_HOME PATH_SUFFIXES include)
+if(NOT NCCL_HEADERS OR NOT TARGET moesim_doubles_cuda OR NOT MPI_C_FOUND)
+  message(STATUS "tests: no nccl.h, no double of CUDA or no MPI, the double of NCCL is left out")
+  return()
+endif()
+
+file(GLOB NCCL_DOUBLE CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/doubles/nccl*.c)
+add_library(moesim_doubles_nccl STATIC ${NCCL_DOUBLE})
+set_target_properties(moesim_doubles_nccl PROPERTIES POSITION_INDEPENDENT_CODE ON)
+target_include_directories(moesim_doubles_nccl SYSTEM PUBLIC ${NCCL_HEADERS})
+target_link_libraries(moesim_doubles_nccl PUBLIC moesim_flags moesim_doubles_cuda PRIVATE MPI::MPI_C)
+
+foreach(name test_nccl_double test_nccl_misuse)
+  add_executable(${name} doubles/${name}.c)
+  target_link_libraries(${name} PRIVATE moesim_doubles_nccl MPI::MPI_C ${OPENBLAS_LIBRARY})
+  add_test(NAME ${name} COMMAND ${MPIEXEC_EXECUTABLE} -n 4 $<TARGET_FILE:${name}>)
+  set_tests_properties(${name} PROPERTIES LABELS "cuda;mpi" PROCESSORS 2)
+endforeach()
+add_test(NAME nccl_double_alone COMMAND ${MPIEXEC_EXECUTABLE} -n 2 $<TARGET_FILE:test_nccl_double> alone)
+set_tests_properties(nccl_double_alone PROPERTIES LABELS "cuda;mpi" PROCESSORS 2)
