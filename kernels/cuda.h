@@ -110,10 +110,10 @@ MOE_CUDA(select, int64_t T, int64_t e, int64_t K, int64_t f, const int32_t *expe
          int32_t *local);
 MOE_CUDA(spread, int64_t T, int64_t E, int64_t K, int64_t P, const int32_t *expert, int32_t *slot,
          int64_t *tokens_for);
+
+/* permute.cu. Rows are at most INT32_MAX, choices too. */
 MOE_CUDA(align, int64_t T, int64_t E, int64_t K, int64_t A, const int32_t *expert, const int32_t *slot,
          const int64_t *counts, int32_t *aligned_slot, int64_t *aligned);
-
-/* permute.cu */
 MOE_CUDA(permute, int64_t T, int64_t H, int64_t K, int64_t n, const void *x, const int32_t *slot, void *rows);
 MOE_CUDA(permute_bwd, int64_t T, int64_t H, int64_t K, int64_t n, const void *drows, const int32_t *slot,
          void *dx, bool add);

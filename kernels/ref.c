@@ -303,6 +303,25 @@ void MOE_REAL(moe_ref_spread)(int64_t T, int64_t E, int64_t K, int64_t P, const 
     }
 }
 
+void MOE_REAL(moe_ref_align)(int64_t T, int64_t E, int64_t K, int64_t A, const int32_t *expert,
+                             const int32_t *slot, const int64_t *counts, int32_t *aligned_slot,
+                             int64_t *aligned)
+{
+    int64_t packed = 0, row = 0;
+    for (int64_t i = 0; i < T * K; i++) {
+        if (slot[i] != -1) checked(expert[i], E);
+        aligned_slot[i] = -1;
+    }
+    for (int64_t e = 0; e < E; e++) {
+        for (int64_t i = 0; i < T * K; i++)
+            if (slot[i] != -1 && expert[i] == e)
+                aligned_slot[i] = (int32_t)checked(row + checked(slot[i] - packed, counts[e]), INT32_MAX);
+        packed += checked(counts[e], INT32_MAX);
+        aligned[e] = (counts[e] + A - 1) / A * A;
+        row += aligned[e];
+    }
+}
+
 void MOE_REAL(moe_ref_permute)(int64_t T, int64_t H, int64_t K, int64_t n, const moe_real *x,
                                const int32_t *slot, moe_real *rows)
 {

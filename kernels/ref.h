@@ -160,6 +160,18 @@ void MOE_REAL(moe_ref_select)(int64_t T, int64_t e, int64_t K, int64_t f, const 
 void MOE_REAL(moe_ref_spread)(int64_t T, int64_t E, int64_t K, int64_t P, const int32_t *expert,
                               int32_t *slot, int64_t *tokens_for);
 
+/* expert [T,K], slot [T,K] (rows packed in order of expert, then token; -1: dropped), counts [E] (rows of
+ * each expert) -> aligned [E], aligned_slot [T,K]: the rows of every expert are padded to a multiple of A >
+ * 0, as the tiles of grouped matrix products want them.
+ * Result: aligned[e] is counts[e] rounded up to a multiple of A, 0 for 0; aligned_slot is slot moved so that
+ * expert e begins at the sum of aligned[0] .. aligned[e - 1]; -1 stays. What permute then makes of n = sum of
+ * aligned rows has zeros where it is padded. Cost: reads 2*T*K int32, E int64; writes T*K int32, E int64;
+ * O(T*K*E) comparisons. Source: DeepGEMM, m-grouped GEMM of contiguous layout (A = 128); Megatron-LM,
+ * moe-router-padding-for-quantization (A = 16, 32), which pads by routing more tokens instead. */
+void MOE_REAL(moe_ref_align)(int64_t T, int64_t E, int64_t K, int64_t A, const int32_t *expert,
+                             const int32_t *slot, const int64_t *counts, int32_t *aligned_slot,
+                             int64_t *aligned);
+
 /* x [T,H], slot [T,K] -> rows [n,H]: rows[slot[t,k]] = x[t]; rows that no slot names are 0. The float version
  * moves int32 as well.
  * Cost: reads T*H, T*K int32; writes n*H + T*K*H. */

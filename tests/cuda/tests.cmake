@@ -32,3 +32,4 @@ foreach(source ${CUDA_TESTS})
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS cuda)
 endforeach()
+target_link_libraries(test_cuda_combine PRIVATE moesim_combine) # what bf16 is compared with
