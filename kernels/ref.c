@@ -228,6 +228,17 @@ static void largest(int64_t E, int64_t K, const moe_real *p, int32_t *best)
     }
 }
 
+/* From choices to slots and counts: all pairs in order of expert, then token. */
+static void place(int64_t n, int64_t E, const int32_t *expert, int32_t *slot, int64_t *counts)
+{
+    int64_t row = 0;
+    for (int64_t e = 0; e < E; e++) {
+        counts[e] = -row;
+        row = number(0, n, e, expert, row, slot);
+        counts[e] += row;
+    }
+}
+
 void MOE_REAL(moe_ref_topk)(int64_t T, int64_t E, int64_t K, const moe_real *logits, moe_real *prob,
                             int32_t *expert, int32_t *slot, int64_t *counts)
 {
@@ -236,12 +247,16 @@ void MOE_REAL(moe_ref_topk)(int64_t T, int64_t E, int64_t K, const moe_real *log
         softmax(E, logits + t * E, prob + t * E);
         largest(E, K, prob + t * E, expert + t * K);
     }
-    int64_t row = 0;
-    for (int64_t e = 0; e < E; e++) {
-        counts[e] = -row;
-        row = number(0, T * K, e, expert, row, slot);
-        counts[e] += row;
-    }
+    place(T * K, E, expert, slot, counts);
+}
+
+void MOE_REAL(moe_ref_topk_sigmoid)(int64_t T, int64_t E, int64_t K, const moe_real *logits, moe_real *prob,
+                                    int32_t *expert, int32_t *slot, int64_t *counts)
+{
+    checked(K, E + 1);
+    for (int64_t i = 0; i < T * E; i++) prob[i] = (moe_real)(1 / (1 + exp(-(double)logits[i])));
+    for (int64_t t = 0; t < T; t++) largest(E, K, prob + t * E, expert + t * K);
+    place(T * K, E, expert, slot, counts);
 }
 
 void MOE_REAL(moe_ref_force)(int64_t T, int64_t E, int64_t K, const int32_t *want, int32_t *expert,
@@ -263,6 +278,12 @@ void MOE_REAL(moe_ref_topk_bwd)(int64_t T, int64_t E, const moe_real *prob, cons
         double mean = dot(E, prob + t * E, dprob + t * E);
         for (int64_t i = t * E; i < (t + 1) * E; i++) put(&dlogits[i], prob[i] * (dprob[i] - mean), add);
     }
+}
+
+void MOE_REAL(moe_ref_topk_sigmoid_bwd)(int64_t T, int64_t E, const moe_real *prob, const moe_real *dprob,
+                                        moe_real *dlogits, bool add)
+{
+    for (int64_t i = 0; i < T * E; i++) put(&dlogits[i], dprob[i] * prob[i] * (1 - prob[i]), add);
 }
 
 void MOE_REAL(moe_ref_aux_loss)(int64_t T, int64_t E, double factor, const moe_real *prob,

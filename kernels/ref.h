@@ -94,6 +94,13 @@ MOE_REAL(moe_gemm_fn) MOE_REAL(moe_ref_gemm);
 void MOE_REAL(moe_ref_topk)(int64_t T, int64_t E, int64_t K, const moe_real *logits, moe_real *prob,
                             int32_t *expert, int32_t *slot, int64_t *counts);
 
+/* As topk, but prob is the sigmoid of each logit by itself, 1 / (1 + exp(-logit)), computed in double and
+ * rounded once; a token's do not sum to 1 (normalize makes weights of them).
+ * Cost: as topk. Source: DeepSeek-AI 2024, DeepSeek-V3 technical report, section 2.1.2 (affinity scores),
+ * without its bias of the choices. */
+void MOE_REAL(moe_ref_topk_sigmoid)(int64_t T, int64_t E, int64_t K, const moe_real *logits, moe_real *prob,
+                                    int32_t *expert, int32_t *slot, int64_t *counts);
+
 /* want [E], a number of tokens from 0 to T for each expert, T*K in all -> expert [T,K], slot [T,K], counts
  * [E] of topk for choices that somebody else made: with the tokens in a circle, the experts in order take as
  * many as they want, each from where the one before stopped. Aborts when they want anything else. Cost:
@@ -105,6 +112,10 @@ void MOE_REAL(moe_ref_force)(int64_t T, int64_t E, int64_t K, const int32_t *wan
  * dprob). Cost: reads 2*T*E (+ T*E with add); writes T*E. */
 void MOE_REAL(moe_ref_topk_bwd)(int64_t T, int64_t E, const moe_real *prob, const moe_real *dprob,
                                 moe_real *dlogits, bool add);
+
+/* The same of topk_sigmoid: dprob * prob * (1 - prob). Cost: as topk_bwd. */
+void MOE_REAL(moe_ref_topk_sigmoid_bwd)(int64_t T, int64_t E, const moe_real *prob, const moe_real *dprob,
+                                        moe_real *dlogits, bool add);
 
 /* counts [E] -> largest [1], 0 without experts. Cost: reads E int64. */
 void MOE_REAL(moe_ref_largest)(int64_t E, const int64_t *counts, int64_t *largest);
