@@ -2,11 +2,12 @@
 #ifndef MOE_CUDA_DEVICE_H
 #define MOE_CUDA_DEVICE_H
 
-#include "runtime/device.h"
+#include "runtime/communicator.h"
 
 #include <cuda_runtime_api.h>
 
 extern const struct moe_device_table moe_device_cuda;
+extern const struct moe_communicator_table moe_comm_nccl; /* with MOESIM_NCCL */
 
 /* The CUDA stream of MOE_STREAM_*: compute, and communication, which has the higher priority. */
 cudaStream_t moe_cuda_stream(struct moe_device *d, int stream);

@@ -35,6 +35,9 @@ target_compile_options(moesim_kernels_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false --no-compress -Werror=all-warnings -Xcompiler=-Wall>)
 add_library(moesim_cuda MODULE ${CUDA_SOURCES})
 target_include_directories(moesim_cuda PRIVATE ${NCCL_INCLUDE_DIR})
+if(EXISTS ${CMAKE_SOURCE_DIR}/runtime/cuda/comm_nccl.c)
+  target_compile_definitions(moesim_cuda PRIVATE MOESIM_NCCL)
+endif()
 target_link_libraries(moesim_cuda PRIVATE moesim_flags moesim_kernels_cuda CUDA::cudart CUDA::cublas
   ${NCCL_LIBRARY} Threads::Threads)
 set_target_properties(moesim_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
