@@ -57,6 +57,13 @@ __device__ inline int64_t rows_apart()
     return (int64_t)gridDim.x * blockDim.y;
 }
 
+// Threads of a block that has a row at a time: a multiple of WARP, `most` at most.
+inline unsigned threads_of_row(int64_t units, unsigned most)
+{
+    const int64_t threads = divide_up(units, WARP) * WARP;
+    return threads > most ? most : threads < WARP ? WARP : (unsigned)threads;
+}
+
 // For flat arrays: how many lumps n elements at these pointers begin with; none when they are not aligned.
 template <class T, class... P> inline int64_t lumps_in(int64_t n, P... pointers)
 {

@@ -7,15 +7,8 @@ using namespace moe;
 namespace {
 
 constexpr int THREADS = 256, BWD_THREADS = 512, SUM_COLUMNS = 32, SUM_ROWS = 8;
-constexpr int64_t MOST_GAIN_BLOCKS = 256;
+constexpr int64_t MOST_BLOCKS_OF_ROWS = 2048, MOST_GAIN_BLOCKS = 256;
 constexpr size_t MOST_GAIN_BYTES = 40 << 10; // of shared memory, for the gain's gradient of a block
-
-// Threads for a row of so many units: a multiple of WARP.
-inline unsigned threads_of(int64_t units, unsigned most)
-{
-    const int64_t threads = divide_up(units, WARP) * WARP;
-    return threads > most ? most : threads < WARP ? WARP : (unsigned)threads;
-}
 
 // 1 / sqrt(mean of squares + 1e-5), of a row whose squares have this sum.
 template <class C> __device__ inline C inverse_rms(C squares, int64_t columns)
@@ -117,9 +110,10 @@ int queue_bwd(const struct moe_cuda_queue *q, int64_t rows, int64_t units, const
         int64_t blocks = fit < MOST_GAIN_BLOCKS ? fit : MOST_GAIN_BLOCKS;
         if (rows < blocks) blocks = rows;
         if (blocks > 0)
-            MOE_OR_RETURN(MOE_LAUNCH((rmsnorm_bwd<T, L>), (unsigned)blocks, threads_of(units, BWD_THREADS),
-                                     (size_t)columns * sizeof(C), q->stream, rows, units, first, here, x,
-                                     gain, dy, first ? (L *)NULL : dx, add_x, dgains));
+            MOE_OR_RETURN(MOE_LAUNCH((rmsnorm_bwd<T, L>), (unsigned)blocks,
+                                     threads_of_row(units, BWD_THREADS), (size_t)columns * sizeof(C),
+                                     q->stream, rows, units, first, here, x, gain, dy, first ? (L *)NULL : dx,
+                                     add_x, dgains));
         MOE_OR_RETURN(MOE_LAUNCH(sum_gains<T>, (unsigned)divide_up(columns, SUM_COLUMNS),
                                  dim3(SUM_COLUMNS, SUM_ROWS), 0, q->stream, blocks, columns,
                                  (const C *)dgains, dgain + first * L::N, add_gain));
@@ -138,8 +132,10 @@ MOE_CUDA(rmsnorm, int64_t T, int64_t H, const void *x, const void *gain, void *y
             H,
             [=](auto unit) {
                 using L = decltype(unit);
-                return MOE_LAUNCH((rmsnorm<R, L>), blocks_for(T, 1), threads_of(H / L::N, THREADS), 0,
-                                  q->stream, T, H / L::N, (const L *)x, (const L *)gain, (L *)y);
+                return MOE_LAUNCH((rmsnorm<R, L>),
+                                  (unsigned)(T < MOST_BLOCKS_OF_ROWS ? T : MOST_BLOCKS_OF_ROWS),
+                                  threads_of_row(H / L::N, THREADS), 0, q->stream, T, H / L::N, (const L *)x,
+                                  (const L *)gain, (L *)y);
             },
             x, gain, y);
     });

@@ -28,25 +28,27 @@ static struct both open_x(enum moe_cuda_type type, const struct shape *s)
     return x;
 }
 
+static void forward(enum moe_cuda_type type, const struct shape *s)
+{
+    struct both x = open_x(type, s), gain = both_open(type, s->H, s->off, 2, -2, 2),
+                y = both_open(type, x.n, s->off, 3, 0, 1);
+    FIXTURE_REF(type, rmsnorm, s->T, s->H, x.ref, gain.ref, y.ref);
+    assert_int_equal(moe_cuda_rmsnorm(fixture_queue(0), type, s->T, s->H, x.kernel, gain.kernel, y.kernel),
+                     0);
+    fixture_wait_right();
+    /* the inverse root: half of what the sum is off; it, 2 products, the reference's result: 4 */
+    both_expect(&y, "rmsnorm", NULL, off_squares(s->H) / 2 + 5);
+    both_close(&x);
+    both_close(&gain);
+    both_close(&y);
+}
+
 static void test_forward(void **state)
 {
     (void)state;
     for (int i = 0; i < N_SHAPES; i++)
-        for (int type = MOE_CUDA_F32; type <= MOE_CUDA_BF16; type++) {
-            const struct shape s = shapes[i];
-            struct both x = open_x((enum moe_cuda_type)type, &s),
-                        gain = both_open(x.type, s.H, s.off, 2, -2, 2),
-                        y = both_open(x.type, x.n, s.off, 3, 0, 1);
-            FIXTURE_REF(type, rmsnorm, s.T, s.H, x.ref, gain.ref, y.ref);
-            assert_int_equal(
-                moe_cuda_rmsnorm(fixture_queue(0), x.type, s.T, s.H, x.kernel, gain.kernel, y.kernel), 0);
-            fixture_wait_right();
-            /* the inverse root: half of what the sum is off; it, 2 products, the reference's result: 4 */
-            both_expect(&y, "rmsnorm", NULL, off_squares(s.H) / 2 + 5);
-            both_close(&x);
-            both_close(&gain);
-            both_close(&y);
-        }
+        for (int type = MOE_CUDA_F32; type <= MOE_CUDA_BF16; type++)
+            forward((enum moe_cuda_type)type, &shapes[i]);
 }
 
 struct backward {
@@ -117,8 +119,10 @@ static void test_backward(void **state)
 static void test_more_rows_than_blocks(void **state)
 {
     (void)state;
-    const struct shape s = {257, 9, 0};
-    if (!FEW) backward(MOE_CUDA_F32, &s, false, false);
+    const struct shape many = {2049, 3, 0}, some = {257, 9, 0};
+    if (FEW) return;
+    forward(MOE_CUDA_F32, &many);
+    backward(MOE_CUDA_F32, &some, false, false);
 }
 
 /* 5,120 doubles of it fit a block's memory. */
