@@ -17,8 +17,8 @@ static void for_all(void (*check)(enum moe_cuda_type type, const struct shape *s
 }
 
 /* Doubles for all types. The squares of floats are exact, of doubles off by 1 unit; the reference's eight
- * sums have n / 8 + 8 and 7 additions, the kernel's threads n / 256 + 8 at most, and 10 in their block, twice;
- * one more with add. */
+ * sums have n / 8 + 8 and 7 additions, the kernel's threads n / 256 + 8 at most, and 10 in their block,
+ * twice; one more with add. */
 static void check_sqnorm(enum moe_cuda_type type, const struct shape *s)
 {
     struct both g = both_open(type, s->n, s->off, (uint64_t)s->n, -2, 2);
