@@ -24,7 +24,8 @@ find_package(CUDAToolkit 12.0 REQUIRED)
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
 find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
 
-file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS runtime/cuda/*.c)
+# What moesim-capture does not use itself is part of the module.
+file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS runtime/cuda/*.c runtime/job.c runtime/peers.c runtime/tcp_*.c)
 file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS kernels/*.cu)
 add_library(moesim_kernels_cuda STATIC ${CUDA_KERNELS})
 target_include_directories(moesim_kernels_cuda PRIVATE ${CMAKE_SOURCE_DIR})

@@ -13,7 +13,7 @@ target_link_libraries(moesim_doubles_nccl PUBLIC moesim_flags moesim_doubles_cud
 
 foreach(name test_nccl_double test_nccl_misuse)
   add_executable(${name} doubles/${name}.c)
-  target_link_libraries(${name} PRIVATE moesim_doubles_nccl MPI::MPI_C ${OPENBLAS_LIBRARY})
+  target_link_libraries(${name} PRIVATE moesim_doubles_nccl moesim_base MPI::MPI_C ${OPENBLAS_LIBRARY})
   add_test(NAME ${name} COMMAND ${MPIEXEC_EXECUTABLE} -n 4 $<TARGET_FILE:${name}>)
   set_tests_properties(${name} PROPERTIES LABELS "cuda;mpi" PROCESSORS 2)
 endforeach()

@@ -379,6 +379,20 @@ ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataT
                                       .root = root});
 }
 
+ncclResult_t ncclReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                        int root, ncclComm_t comm, cudaStream_t stream)
+{
+    return operation((struct nccl_op){.kind = NCCL_REDUCE,
+                                      .comm = comm,
+                                      .stream = stream,
+                                      .send = send,
+                                      .recv = recv,
+                                      .count = count,
+                                      .type = type,
+                                      .reduction = op,
+                                      .root = root});
+}
+
 ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream)
 {

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const nccl_kind_name[NCCL_KIND_COUNT] = {"AllReduce", "ReduceScatter", "AllGather",
-                                                     "Broadcast", "Send",          "Recv"};
+const char *const nccl_kind_name[NCCL_KIND_COUNT] = {"AllReduce", "ReduceScatter", "AllGather", "Broadcast",
+                                                     "Reduce",    "Send",          "Recv"};
 
 static struct nccl_unit *in_flight; /* of aborted communicators */
 
@@ -31,7 +31,7 @@ size_t nccl_op_reads(const struct nccl_op *op)
 size_t nccl_op_writes(const struct nccl_op *op)
 {
     const size_t bytes = op->count * nccl_type_bytes(op->type);
-    if (op->kind == NCCL_SEND) return 0;
+    if (op->kind == NCCL_SEND || (op->kind == NCCL_REDUCE && op->comm->rank != op->root)) return 0;
     return op->kind == NCCL_ALLGATHER ? bytes * (size_t)op->comm->n : bytes;
 }
 
@@ -177,6 +177,10 @@ static void move(struct nccl_op *op)
         MPI_Ireduce_scatter(op->in, op->out, op->counts, type, mpi_op(op), c->mpi, request);
         break;
     case NCCL_ALLGATHER: MPI_Iallgather(op->in, n, type, op->out, n, type, c->mpi, request); break;
+    case NCCL_REDUCE: /* all get the sum, as MPI adds in another order for another root */
+        if (!op->out) op->out = need(reads, 1);
+        MPI_Iallreduce(op->in, op->out, n, type, mpi_op(op), c->mpi, request);
+        break;
     case NCCL_BROADCAST:
         if (reads) memcpy(op->out, op->in, reads);
         MPI_Ibcast(op->out, n, type, op->root, c->mpi, request);

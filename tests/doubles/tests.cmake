@@ -12,7 +12,8 @@ file(GLOB CUDA_DOUBLES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/doubles/cu*
 add_library(moesim_doubles_cuda STATIC ${CUDA_DOUBLES})
 set_target_properties(moesim_doubles_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_include_directories(moesim_doubles_cuda SYSTEM PUBLIC ${CUDA_HEADERS} ${CUBLAS_HEADERS})
-target_link_libraries(moesim_doubles_cuda PUBLIC moesim_base PRIVATE ${OPENBLAS_LIBRARY})
+target_link_libraries(moesim_doubles_cuda PUBLIC moesim_flags PRIVATE ${OPENBLAS_LIBRARY} INTERFACE
+  $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:moesim_base>) # a module has it from its program
 
 foreach(name test_cuda_double test_cuda_misuse test_cublas_double)
   add_executable(${name} doubles/${name}.c)

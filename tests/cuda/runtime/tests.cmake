@@ -2,12 +2,6 @@
 #
 # The device "cuda" on the doubles of the CUDA runtime and cuBLAS (doubles/tests.cmake): in some orders of
 # what streams may do, with memory that only queued work may touch, and with experts multiplied one by one.
-foreach(kernel adamw attention combine elementwise embed limit permute rmsnorm router swiglu xent)
-  if(NOT EXISTS ${CMAKE_SOURCE_DIR}/kernels/${kernel}.cu)
-    message(STATUS "tests: no kernels/${kernel}.cu, the device cuda is not tested")
-    return()
-  endif()
-endforeach()
 if(TARGET moesim_doubles_cuda)
   add_library(moesim_device_cuda STATIC)
   foreach(part device_cuda gemm launch memory module staging)
