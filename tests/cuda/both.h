@@ -5,9 +5,10 @@
 #include "tests/cuda/fixture.h"
 
 #ifdef __SANITIZE_THREAD__
-enum { FEW = 1 }; /* each thread of a block is one of this machine: of shapes, the first few alone */
+/* Each thread of a block is one of this machine: the first few shapes, of floats. */
+enum { FEW = 1, LAST_TYPE = MOE_CUDA_F32 };
 #else
-enum { FEW = 0 };
+enum { FEW = 0, LAST_TYPE = MOE_CUDA_BF16 };
 #endif
 
 struct both {

@@ -22,7 +22,7 @@ static const struct shape {
     {0, 8, 2, 4, 1, 1},    {3, 2, 1, 1, 1, 1},
     {9, 80, 1, 100, 1, 1}, {4, 528, 2, 4, 1, 1}, /* heads of more than 256 */
     {70, 12, 1, 70, 1, 1}, {130, 4, 1, 130, 8, 1}};
-enum { N_SHAPES = FEW ? 2 : sizeof shapes / sizeof *shapes };
+enum { N_SHAPES = FEW ? 1 : sizeof shapes / sizeof *shapes };
 
 static struct both open_qkv(enum moe_cuda_type type, const struct shape *s)
 {
@@ -93,7 +93,7 @@ static void test_forward(void **state)
 {
     (void)state;
     for (int i = 0; i < N_SHAPES; i++)
-        for (int type = MOE_CUDA_F32; type <= MOE_CUDA_BF16; type++)
+        for (int type = MOE_CUDA_F32; type <= LAST_TYPE; type++)
             forward((enum moe_cuda_type)type, &shapes[i]);
 }
 
@@ -139,7 +139,7 @@ static void test_backward(void **state)
 {
     (void)state;
     for (int i = 0; i < N_SHAPES; i++)
-        for (int type = MOE_CUDA_F32; type <= MOE_CUDA_BF16; type++)
+        for (int type = MOE_CUDA_F32; type <= LAST_TYPE; type++)
             backward((enum moe_cuda_type)type, &shapes[i], i % 2);
 }
 

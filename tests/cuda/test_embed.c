@@ -5,7 +5,7 @@ static const struct shape {
     int64_t T, H, V, off;
 } shapes[] = {{5, 33, 7, 0}, {9, 64, 3, 0}, {9, 64, 3, 1}, {0, 8, 5, 0},    {4, 0, 3, 0},
               {0, 0, 0, 0},  {1, 1, 1, 0},  {6, 7, 90, 0}, {300, 16, 9, 0}, {600, 8, 1, 0}};
-enum { N_SHAPES = FEW ? 3 : sizeof shapes / sizeof *shapes };
+enum { N_SHAPES = FEW ? 2 : sizeof shapes / sizeof *shapes };
 
 static int32_t *open_tokens(const struct shape *s)
 {
@@ -19,7 +19,7 @@ static void test_forward(void **state)
 {
     (void)state;
     for (int i = 0; i < N_SHAPES; i++)
-        for (int type = MOE_CUDA_F32; type <= MOE_CUDA_BF16; type++) {
+        for (int type = MOE_CUDA_F32; type <= LAST_TYPE; type++) {
             const struct shape s = shapes[i];
             int32_t *token = open_tokens(&s);
             struct both emb = both_open((enum moe_cuda_type)type, s.V * s.H, s.off, 1, -2, 2),
@@ -56,7 +56,7 @@ static void test_backward(void **state)
 {
     (void)state;
     for (int i = 0; i < N_SHAPES; i++)
-        for (int type = MOE_CUDA_F32; type <= MOE_CUDA_BF16; type++)
+        for (int type = MOE_CUDA_F32; type <= LAST_TYPE; type++)
             for (int add = 0; add < 2; add++)
                 backward((enum moe_cuda_type)type, &shapes[i], add, MOE_CUDA_WORKSPACE_BYTES);
 }
@@ -72,15 +72,15 @@ static void test_by_parts(void **state)
 {
     (void)state;
     const struct shape s = {50, 5, 4, 0};
-    backward(MOE_CUDA_F32, &s, false, 12 * 7);
-    backward(MOE_CUDA_F64, &s, true, 12 * 7 + 11);
+    backward(MOE_CUDA_F32, &s, false, 12 * (FEW ? 30 : 7));
+    if (!FEW) backward(MOE_CUDA_F64, &s, true, 12 * 7 + 11);
 }
 
 static void test_out_of_range(void **state)
 {
     (void)state;
     static const int32_t wrong[] = {-1, 3, INT32_MIN, INT32_MAX};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < (FEW ? 1 : 4); i++) {
         const struct shape s = {4, 9, 3, 0};
         int32_t *token = open_tokens(&s);
         token[1] = wrong[i];

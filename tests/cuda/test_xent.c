@@ -68,8 +68,7 @@ static void test_xent(void **state)
 {
     (void)state;
     for (int i = 0; i < N_SHAPES; i++)
-        for (int type = MOE_CUDA_F32; type <= MOE_CUDA_BF16; type++)
-            check((enum moe_cuda_type)type, &shapes[i]);
+        for (int type = MOE_CUDA_F32; type <= LAST_TYPE; type++) check((enum moe_cuda_type)type, &shapes[i]);
 }
 
 static void test_more_tokens_than_blocks(void **state)
@@ -84,7 +83,7 @@ static void test_not_finite(void **state)
 {
     (void)state;
     const struct shape s = {2, 40, 0};
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < (FEW ? 1 : 3); kind++) {
         struct both z = both_open(MOE_CUDA_F32, 80, 0, 1, -2, 2), d = both_open(z.type, 80, 0, 2, -2, 2),
                     loss = both_open(z.type, 1, 0, 3, -2, 2);
         int32_t *target = open_targets(&s);
@@ -110,7 +109,7 @@ static void test_out_of_range(void **state)
 {
     (void)state;
     static const int32_t wrong[] = {-1, 7, INT32_MIN, INT32_MAX};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < (FEW ? 1 : 4); i++) {
         struct both z = both_open(MOE_CUDA_F32, 21, 0, 1, -2, 2), d = both_open(z.type, 21, 0, 2, -2, 2),
                     loss = both_open(z.type, 1, 0, 3, -2, 2);
         int32_t *target = fixture_alloc(3 * sizeof *target);
