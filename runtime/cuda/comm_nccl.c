@@ -208,15 +208,15 @@ static int nccl_open(struct moe_device *device, double timeout_s, struct moe_com
     for (int r = 0; r < job.size; r++) w->ranks[r] = r;
     w->device = device;
     w->timeout_s = timeout_s;
-    *out = &w->base;
     int err = failed(w, open_world(w, &job));
-    if (err < 0) { /* others hear of it, and nobody waits */
-        snprintf(text, sizeof text, "%s", moe_error());
-        if (w->peers) moe_peers_stop(w->peers, text);
-        nccl_close(&w->base);
-        return moe_fail(err, "%s", text);
+    if (err >= 0) {
+        *out = &w->base;
+        return MOE_OK;
     }
-    return MOE_OK;
+    snprintf(text, sizeof text, "%s", moe_error());
+    if (w->peers) moe_peers_stop(w->peers, text); /* others hear of it, and nobody waits */
+    nccl_close(&w->base);
+    return moe_fail(err, "%s", text);
 }
 
 /* ---- close ---- */
@@ -298,14 +298,14 @@ static int nccl_split(struct moe_communicator *world, const int *ranks, int n, i
     struct nccl_communicator *c = new_communicator(nccl_of(world), place, n);
     memcpy(c->ranks, ranks, (size_t)n * sizeof *ranks);
     const int err = failed(c, split_comm(c, id));
-    *out = &c->base;
-    if (err < 0) {
-        char text[512];
-        snprintf(text, sizeof text, "%s", moe_error());
-        nccl_close(&c->base);
-        return moe_fail(err, "%s", text);
+    if (err >= 0) {
+        *out = &c->base;
+        return MOE_OK;
     }
-    return MOE_OK;
+    char text[512];
+    snprintf(text, sizeof text, "%s", moe_error());
+    nccl_close(&c->base);
+    return moe_fail(err, "%s", text);
 }
 
 /* ---- collectives ---- */

@@ -70,6 +70,17 @@ static void check_sums(const void *in, int n, ncclDataType_t type, size_t each, 
     read_back(got, mine, bytes);
     expect(memcmp(got, want, bytes) == 0);
 
+    MPI_Iallreduce(in, want, n, mpi, sum, MPI_COMM_WORLD, &request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    for (int root = 0; root < RANKS; root++) { // what all get, at one of them
+        put(x, in, bytes);
+        expect(ncclReduce(x, me == root ? x : NULL, (size_t)n, type, ncclSum, root, world, one) ==
+               ncclSuccess);
+        expect(cudaStreamSynchronize(one) == cudaSuccess);
+        read_back(got, x, bytes);
+        expect(memcmp(got, me == root ? (const void *)want : (const void *)in, bytes) == 0);
+    }
+
     put(x, in, bytes);
     expect(ncclAllReduce(x, x, (size_t)n, type, ncclSum, world, one) == ncclSuccess);
     memcpy(want, in, bytes);

@@ -2,6 +2,7 @@
  * line that ends in "right", and end by abort, with exit code 3. */
 #include "tests/cuda/mpi/fixture.h"
 
+#include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,13 +73,13 @@ static void absent(double timeout_s)
 /* Rank 3 comes to a split when the others have given it up, and rank 1 is in a gather. */
 static void late_split(double timeout_s)
 {
-    struct moe_communicator *all;
+    struct moe_communicator *all = NULL;
     open_world(timeout_s);
     char own = 0, said[RANKS];
     if (world->rank == 3) usleep((useconds_t)((timeout_s + 1) * 1e6));
     const int err = world->rank == 1 ? world->table->gather(world, &own, said, 1, timeout_s)
                                      : world->table->split(world, (int[]){0, 1, 2, 3}, RANKS, 5, &all);
-    expect(err == MOE_EPEER);
+    expect(err == MOE_EPEER && !all); /* nothing that would be closed again */
     if (world->rank == 3) expect(strstr(moe_error(), " stopped: ") != NULL);
     if (world->rank != 3 && !strstr(moe_error(), " stopped: "))
         expect(!strcmp(moe_error(), world->rank == 1
@@ -96,7 +97,7 @@ static void late_open(double timeout_s)
     struct moe_communicator *mpi; /* which waits for all, so that the rest need not */
     expect(table->open(NULL, timeout_s, &mpi) == MOE_OK);
     if (rank == 3) usleep((useconds_t)((timeout_s + 0.5) * 1e6));
-    expect(moe_comm_nccl.open(&test_device, timeout_s, &world) == MOE_EPEER);
+    expect(moe_comm_nccl.open(&test_device, timeout_s, &world) == MOE_EPEER && !world);
     if (by_env) expect(strstr(moe_error(), "ncclCommInitRankConfig: no answer for 1 s; rank 3 has not come"));
     say(rank);
     usleep(2000000); /* mpirun ends all when the first does */
@@ -119,6 +120,7 @@ static void error(double timeout_s)
     open_world(timeout_s);
     expect(sum_of(world, 20) == MOE_OK);
     expect(sum_of(world, 20) == MOE_EPEER);
+    expect(ncclGroupEnd() == ncclInvalidUsage); /* no group was left open */
     expect(strstr(moe_error(), world->rank == 1 ? "allreduce: unhandled system error"
                                                 : "rank 1 stopped: allreduce: unhandled system error"));
     end();

@@ -1,5 +1,5 @@
-# Included by tests/CMakeLists.txt after doubles/nccl.cmake: the communicator "nccl" on the doubles of the CUDA
-# runtime and NCCL, 4 ranks that meet through MPI, or (env) where the variables of torchrun say.
+# Included by tests/CMakeLists.txt after doubles/nccl.cmake: the communicator "nccl" on the doubles of the
+# CUDA runtime and NCCL, 4 ranks that meet through MPI, or (env) where the variables of torchrun say.
 if(TARGET moesim_doubles_nccl)
   add_executable(test_comm_nccl cuda/mpi/test_comm_nccl.c cuda/mpi/test_comm_nccl_ends.c
     ${CMAKE_SOURCE_DIR}/runtime/cuda/comm_nccl.c)
@@ -32,9 +32,9 @@ if(TARGET moesim_doubles_nccl)
   target_compile_definitions(moesim_cuda_double PRIVATE MOESIM_NCCL)
   target_link_libraries(moesim_cuda_double PRIVATE moesim_flags moesim_doubles_nccl moesim_kernels_on_host
     ${OPENBLAS_LIBRARY} Threads::Threads m)
-  add_test(NAME cuda_steps COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/cuda/mpi/steps.sh $<TARGET_FILE:moesim>
+  add_test(NAME cuda_steps COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/cli/test_cuda_steps.sh $<TARGET_FILE:moesim>
     $<TARGET_FILE:moesim_cuda_double>)
-  add_test(NAME cuda_faults COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/cuda/mpi/faults.sh $<TARGET_FILE:moesim>
+  add_test(NAME cuda_faults COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/cli/test_cuda_faults.sh $<TARGET_FILE:moesim>
     $<TARGET_FILE:moesim_cuda_double>)
   set_tests_properties(cuda_steps cuda_faults PROPERTIES LABELS "cuda;mpi" PROCESSORS 2)
 endif()
