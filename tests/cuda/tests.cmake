@@ -33,3 +33,12 @@ foreach(source ${CUDA_TESTS})
   set_tests_properties(${name} PROPERTIES LABELS cuda)
 endforeach()
 target_link_libraries(test_cuda_combine PRIVATE moesim_combine) # what bf16 is compared with
+
+# How near to the memory's limit kernels are: a GPU says (gpu.cmake); here, that it runs.
+add_executable(bench_cuda_kernels bench/cuda_kernels.c cuda/fixture_host.c)
+target_link_libraries(bench_cuda_kernels PRIVATE moesim_kernels_on_host moesim_runtime PkgConfig::CMOCKA m)
+if(NOT MOESIM_SANITIZE STREQUAL thread)
+  add_test(NAME bench_cuda_kernels COMMAND bench_cuda_kernels --tokens 8 --hidden 64 --experts 8 --top-k 2
+    --ffn 32 --runs 1)
+  set_tests_properties(bench_cuda_kernels PROPERTIES LABELS cuda)
+endif()
