@@ -47,7 +47,9 @@ if command -v compute-sanitizer > /dev/null; then
     done
 fi
 line 'rates and combine against scatter-add' rates.log "$tests/gpu_bench_kernels"
-cat "$out/rates.log"
+line 'grouped against dense products' gemm.log env "MOESIM_GPU_MODULE=$PWD/build/cuda/libmoesim_cuda.so" \
+    "$tests/bench_cuda_gemm"
+cat "$out/rates.log" "$out/gemm.log"
 
 # The GPUs of this host as ranks, 20 steps; calibrated on it, validate predicts them.
 captured()

@@ -37,4 +37,13 @@ if(TARGET moesim_doubles_nccl)
   add_test(NAME cuda_faults COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/cli/test_cuda_faults.sh $<TARGET_FILE:moesim>
     $<TARGET_FILE:moesim_cuda_double>)
   set_tests_properties(cuda_steps cuda_faults PROPERTIES LABELS "cuda;mpi" PROCESSORS 2)
+  # What a grouped product costs is a GPU's to say; here, that it runs.
+  add_executable(bench_cuda_gemm bench/cuda_gemm.c)
+  target_link_libraries(bench_cuda_gemm PRIVATE moesim_runtime)
+  set_target_properties(bench_cuda_gemm PROPERTIES ENABLE_EXPORTS ON)
+  target_link_options(bench_cuda_gemm PRIVATE -Wl,--whole-archive $<TARGET_FILE:moesim_runtime>
+    -Wl,--no-whole-archive)
+  add_test(NAME bench_cuda_gemm COMMAND bench_cuda_gemm --rows 64 --hidden 32 --ffn 16 --experts 8 --runs 3)
+  set_tests_properties(bench_cuda_gemm PROPERTIES LABELS cuda
+    ENVIRONMENT MOESIM_GPU_MODULE=$<TARGET_FILE:moesim_cuda_double>)
 endif()
