@@ -93,8 +93,10 @@ static int mpi_open(struct moe_device *device, double timeout_s, struct moe_comm
     int err = wrap(MPI_COMM_WORLD, NULL, &m);
     m->owns_mpi = !before;
     if (err >= 0) err = check(MPI_Op_create(sum_bf16, 1, &m->sum_bf16), "MPI_Op_create");
-    *out = &m->base;
-    if (err < 0) mpi_close(&m->base);
+    if (err < 0)
+        mpi_close(&m->base);
+    else
+        *out = &m->base;
     return err;
 }
 
@@ -112,8 +114,10 @@ static int mpi_split(struct moe_communicator *world, const int *ranks, int n, in
     if (err < 0) return err;
     struct mpi_communicator *m;
     err = wrap(comm, mpi_of(world), &m);
-    *out = &m->base;
-    if (err < 0) mpi_close(&m->base);
+    if (err < 0)
+        mpi_close(&m->base);
+    else
+        *out = &m->base;
     return err;
 }
 
