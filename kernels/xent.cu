@@ -32,11 +32,11 @@ template <class T, class L> __device__ inline void take_in(const L &logits, soft
     }
 }
 
-// The softmax of all threads' parts.
+// The softmax of all threads' parts. The block's sum keeps this row's reading of `part` from the next one's
+// writing.
 template <class C> __device__ inline softmax<C> merge(softmax<C> own, C *part, double *sums)
 {
     C largest = warp_max(own.largest);
-    __syncthreads(); // part may still be read from the row before
     if (lane() == 0) part[threadIdx.x / WARP] = largest;
     __syncthreads();
     largest = warp_max((unsigned)lane() < blockDim.x / WARP ? part[lane()] : -(C)INFINITY);
