@@ -155,8 +155,8 @@ __global__ void route(int64_t n_tokens, int units, int K, const L *logits, L *pr
             L out;
             for (int j = 0; j < N; j++) {
                 W *const at = &own[(n + j) * WARP];
-                store(&out.at[j], SIGMOID ? sigmoid<T>(*at) : share<T>(*at, sum));
-                const W p = load(&out.at[j]); // chosen by what is written
+                const W p = (W)(SIGMOID ? sigmoid<T>(*at) : share<T>(*at, sum)); // chosen by it
+                store(&out.at[j], p); // of bf16 many would be alike, and low ids win
                 *at = p == p ? p : W(RANK_OF_NAN);
             }
             prob[t * units + u] = out;
