@@ -19,6 +19,7 @@ struct moe_transfer {
     const void *in;
     void *out;
     const int64_t *send, *recv;
+    const char *label; /* what to call it; NULL: by its operation's name */
 };
 
 struct moe_communicator {

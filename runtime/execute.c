@@ -76,8 +76,10 @@ static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
     if (place >= 0 && place < x->s->buffers[y->buffer].slots &&
         index < moe_symbol_count(x->s, symbol, rank)) {
         struct slot *slot = slot_at(x, y->buffer, place);
-        if (y->on_device && slot->written && !slot->known)
-            slot->known = fetch(x, slot, MOE_I64, MOE_ALL_STREAMS) >= 0;
+        if (y->on_device && slot->written && !slot->known && x->failed >= 0) {
+            x->failed = fetch(x, slot, MOE_I64, MOE_ALL_STREAMS);
+            slot->known = x->failed >= 0;
+        }
         if (slot->known && (int64_t)y->rows * y->cols <= slot->n)
             return moe_symbol_reduce(x->s, symbol, rank, slot->host, index);
     }
@@ -87,6 +89,7 @@ static int64_t value(void *ctx, int symbol, int rank, int layer, int index)
 
 static int check_size(struct moe_execution *x, const char *what, int64_t size)
 {
+    if (x->failed < 0) return x->failed;
     if (size == MOE_UNKNOWN && x->unknown >= 0) {
         const struct moe_symbol *y = &x->s->symbols[x->unknown];
         return moe_fail(MOE_EFAILED, "%s: %s needs %s, and no host sync has read %s", moe_execute_label(x),
@@ -128,7 +131,8 @@ static int grow(struct moe_execution *x, struct slot *slot, enum moe_type type, 
     if (slot->data && n <= slot->cap) return MOE_OK;
     void *data;
     size_t bytes = (size_t)moe_type_bytes[type];
-    if (slot->data) MOE_TRY(moe_async_drain(x, MOE_ALL_STREAMS));
+    /* Also before memory that is new: a device that has none left waits for all that is under way. */
+    MOE_TRY(moe_async_drain(x, MOE_ALL_STREAMS));
     MOE_TRY(x->device->table->alloc(x->device, (size_t)(n ? n : 1) * bytes, &data));
     int err = slot->n ? copy(x, data, slot->data, (size_t)slot->n * bytes) : MOE_OK;
     x->device->table->free(x->device, slot->data);
@@ -155,7 +159,7 @@ int moe_execute_make_room(struct moe_execution *x, struct moe_ref ref, bool keep
     struct slot *slot = *out = slot_at(x, ref.buffer, place);
     int64_t n, kept = keep ? slot->n : 0;
     int err = evaluate(x, b->name, b->extent, layer_of(x, ref.buffer, place), 0, &n);
-    if (err < 0) return keep && slot->written ? MOE_OK : err;
+    if (err < 0) return keep && slot->written && x->failed >= 0 ? MOE_OK : err;
     slot->extent = n;
     slot->n = kept;
     MOE_TRY(grow(x, slot, b->type, n));
@@ -195,7 +199,7 @@ static int locate(struct moe_execution *x, struct moe_ref ref, const struct slot
     MOE_TRY(evaluate(x, "a range", ref.n, x->now.layer, 0, &out->n));
     out->extent = out->n;
     int err = evaluate(x, "the begin of a range", ref.begin, x->now.layer, 0, &begin);
-    if (!out->n && (err < 0 || begin > slot->n)) return MOE_OK;
+    if (!out->n && x->failed >= 0 && (err < 0 || begin > slot->n)) return MOE_OK;
     MOE_TRY(err);
     if (begin > slot->n - out->n)
         return moe_fail(MOE_EFAILED, "%s: elements %lld to %lld of %s, which holds %lld",
@@ -312,7 +316,7 @@ static int run_collective(struct moe_execution *x, struct slot *in, struct slot 
     struct operand from, to;
     MOE_TRY(locate(x, op->reads[0], in, &from));
     MOE_TRY(locate(x, op->writes[0], out, &to));
-    const struct moe_transfer transfer = {op, from.data, to.data, x->send, x->recv};
+    const struct moe_transfer transfer = {op, from.data, to.data, x->send, x->recv, moe_execute_label(x)};
     MOE_TRY(count(x, "what it sends", op->send, each_send ? size : 1, x->send, &sent));
     MOE_TRY(count(x, "what it receives", op->recv, each_recv ? size : 1, x->recv, &received));
     /* Before what a rank finds wrong by itself, since that leaves the others waiting. */
@@ -338,7 +342,7 @@ static int run_host_sync(struct moe_execution *x, struct slot **in)
 {
     for (int i = 0; i < x->now.op->n_reads; i++) {
         if (x->s->buffers[x->now.op->reads[i].buffer].type != MOE_I64) continue;
-        MOE_TRY(fetch(x, in[i], MOE_I64, (int)x->now.op->waits));
+        MOE_TRY(fetch(x, in[i], MOE_I64, (int)x->now.op->waits | 1 << MOE_STREAM_COMPUTE)); /* which copies */
         in[i]->known = true;
     }
     MOE_TRY(moe_async_drain(x, (int)x->now.op->waits));

@@ -1,12 +1,16 @@
 /* execute_async.c - see execute_internal.h: operations that a device runs later. */
 #include "runtime/execute_internal.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { BASE_SLOT, SPINS = 200, PAUSE_US = 20 }; /* after SPINS looks in vain, sleep between them */
+/* Operations under way at most. A stream holds about 1,000 launches, and one more waits in the driver, where
+ * no timeout is looked at and no peer is heard; an operation is a few of them. */
+enum { MOST_OPEN = 128 };
 
 /* How long, after its own timeout, a rank hears what others have to say. */
 static const double grace_s = 1.5;
@@ -40,9 +44,12 @@ static struct issued *last(struct moe_execution *x)
     return &x->issued[x->n_issued];
 }
 
+static int wait_until(struct moe_execution *x, int streams, int most_open);
+
 int moe_async_begin(struct moe_execution *x)
 {
     const struct moe_op *op = x->now.op;
+    MOE_TRY(wait_until(x, 0, MOST_OPEN));
     MOE_TRY(begin_marks(x));
     for (int stream = 0; op->waits >> stream; stream++)
         if (op->waits >> stream & 1 && stream != op->stream)
@@ -76,22 +83,34 @@ static const char *label_of(const struct issued *i, char *out)
 }
 
 /* The first that is not done; a collective, where there is one: a kernel may only wait for it. */
-static const struct issued *first_open(const struct moe_execution *x)
+static int first_open(const struct moe_execution *x, const struct issued **first)
 {
-    const struct issued *first = NULL;
+    *first = NULL;
     for (int i = x->first_issued; i < x->n_issued; i++) {
         const struct issued *one = &x->issued[i];
-        if (one->done || device(x)->done(x->device, one->end_slot) == 1) continue;
-        if (one->e.op->kind == MOE_COLLECTIVE) return one;
-        if (!first) first = one;
+        int done = one->done ? 1 : device(x)->done(x->device, one->end_slot);
+        if (done < 0) return done;
+        if (done || (*first && one->e.op->kind != MOE_COLLECTIVE)) continue;
+        *first = one;
+        if (one->e.op->kind == MOE_COLLECTIVE) break;
     }
-    return first;
+    return MOE_OK;
+}
+
+/* The device reports a fault with whatever is asked next: it happened in what was not done yet. */
+static int broken(struct moe_execution *x, int err)
+{
+    char label[2 * MOE_NAME];
+    if (x->first_issued == x->n_issued) return err;
+    return moe_fail(err, "in %s or after it: %s", label_of(&x->issued[x->first_issued], label), moe_error());
 }
 
 static int stalled(struct moe_execution *x)
 {
-    const struct issued *one = first_open(x);
+    const struct issued *one;
     char label[2 * MOE_NAME], ranks[64], who[256] = "";
+    int err = first_open(x, &one);
+    if (err < 0) return broken(x, err);
     if (!one) return MOE_OK; /* it came while we asked */
     label_of(one, label);
     if (one->e.op->kind != MOE_COLLECTIVE)
@@ -108,14 +127,6 @@ static int stalled(struct moe_execution *x)
                     "%lld %s%s%s",
                     label, c->name, ranks, x->options->timeout_s, (long long)one->sent,
                     (long long)one->received, moe_type_text[op->type], *who ? "; " : "", who);
-}
-
-/* The device reports a fault with whatever is asked next: it happened in what was not done yet. */
-static int broken(struct moe_execution *x, int err)
-{
-    char label[2 * MOE_NAME];
-    if (x->first_issued == x->n_issued) return err;
-    return moe_fail(err, "in %s or after it: %s", label_of(&x->issued[x->first_issued], label), moe_error());
 }
 
 /* ---- waiting ---- */
@@ -174,16 +185,17 @@ static int poll_peers(struct moe_execution *x)
     return MOE_OK;
 }
 
-int moe_async_drain(struct moe_execution *x, int streams)
+/* Until what was issued on the streams is complete, and most_open operations at most are not observed. */
+static int wait_until(struct moe_execution *x, int streams, int most_open)
 {
     const int64_t timeout_ns = (int64_t)(x->options->timeout_s * 1e9);
     int64_t since_ns = moe_now_ns();
-    if (!is_async(x)) return MOE_OK;
+    if (!streams && x->n_issued - x->first_issued <= most_open) return MOE_OK;
     for (int looks = 0;; looks++) {
         bool over, moved;
         int err = advance(x, streams, &over, &moved);
         if (err < 0) return broken(x, err);
-        if (over) return MOE_OK;
+        if (over && x->n_issued - x->first_issued <= most_open) return MOE_OK;
         if (moved) {
             since_ns = moe_now_ns();
             looks = 0;
@@ -195,4 +207,9 @@ int moe_async_drain(struct moe_execution *x, int streams)
         else
             usleep(PAUSE_US);
     }
+}
+
+int moe_async_drain(struct moe_execution *x, int streams)
+{
+    return is_async(x) ? wait_until(x, streams, INT_MAX) : MOE_OK;
 }

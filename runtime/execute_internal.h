@@ -39,6 +39,7 @@ struct moe_execution {
     int cap_rows;
     struct moe_executed now; /* the operation in hand; no block outside of one */
     int unknown;             /* symbol that the last evaluation missed, or -1 */
+    int failed;              /* what stopped an evaluation: a peer or the device, not an unknown size; or 0 */
     int64_t steps;           /* done */
     int64_t steps_here;      /* of them since open */
     /* Async devices: in order of issue, from first_issued on. Slot 0 is marked when nothing was under way;

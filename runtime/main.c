@@ -237,11 +237,12 @@ int main(int argc, char **argv)
     if (err < 0 && rank >= 0) fprintf(stderr, "moesim-capture: rank %d: %s\n", rank, moe_error());
     if (err < 0 && rank < 0) fprintf(stderr, "moesim-capture: %s\n", moe_error());
     moe_recorder_close(c.recorder);
+    /* Others hear of it, with its reason, before anything that may take long or say something else. */
+    if (err < 0 && c.world && c.world->size > 1) c.world->table->abort(c.world, moe_exit_code(err));
     moe_execute_close(c.x);
     moe_data_free(&c.data);
     moe_schedule_free(c.s);
     moe_scenario_free(c.scenario);
-    if (err < 0 && c.world) c.world->table->abort(c.world, moe_exit_code(err));
     if (c.world) c.world->table->close(c.world);
     if (c.device) c.device->table->close(c.device);
     return err < 0 ? moe_exit_code(err) : stopped ? EXIT_INTERRUPTED : 0;

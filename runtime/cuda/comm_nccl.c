@@ -235,14 +235,11 @@ static void end_comm(struct nccl_communicator *c)
     struct nccl_communicator *w = c->world;
     const double seconds = w->timeout_s < finalize_s ? w->timeout_s : finalize_s;
     if (!c->comm) return;
-    const bool clean =
-        !w->failed && idle(c) &&
-        finish(w, c->comm, ncclCommFinalize(c->comm), "ncclCommFinalize", seconds, NULL) >= 0 &&
-        ncclCommDestroy(c->comm) == ncclSuccess;
-    if (!clean) {
-        w->failed = true;
-        ncclCommAbort(c->comm);
-    }
+    const bool clean = !w->failed && idle(c) &&
+                       finish(w, c->comm, ncclCommFinalize(c->comm), "ncclCommFinalize", seconds, NULL) >= 0;
+    w->failed |= !clean;
+    const ncclResult_t code = clean ? ncclCommDestroy(c->comm) : ncclCommAbort(c->comm);
+    w->failed |= code != ncclSuccess && code != ncclInProgress; /* gone in any case */
     c->comm = NULL;
 }
 
@@ -262,6 +259,7 @@ static void nccl_close(struct moe_communicator *c)
     if (!c) return;
     struct nccl_communicator *n = nccl_of(c), *w = n->world;
     end_comm(n);
+    while (n == w && w->next) nccl_close(&w->next->base); /* whose split failed */
     if (n == w) end_world(w);
     for (struct nccl_communicator *i = w; i != n && i; i = i->next)
         if (i->next == n) i->next = n->next;
@@ -297,15 +295,9 @@ static int nccl_split(struct moe_communicator *world, const int *ranks, int n, i
     moe_assert(place < n);
     struct nccl_communicator *c = new_communicator(nccl_of(world), place, n);
     memcpy(c->ranks, ranks, (size_t)n * sizeof *ranks);
-    const int err = failed(c, split_comm(c, id));
-    if (err >= 0) {
-        *out = &c->base;
-        return MOE_OK;
-    }
-    char text[512];
-    snprintf(text, sizeof text, "%s", moe_error());
-    nccl_close(&c->base);
-    return moe_fail(err, "%s", text);
+    MOE_TRY(failed(c, split_comm(c, id))); /* the library may yet write where it is: the world closes it */
+    *out = &c->base;
+    return MOE_OK;
 }
 
 /* ---- collectives ---- */
@@ -408,7 +400,7 @@ static int nccl_start(struct moe_communicator *base, const struct moe_transfer *
         err = finish(c->world, c->comm, end, "ncclGroupEnd", c->world->timeout_s, &late);
     else
         late = false;
-    if (err < 0 && late) err = blamed(c, err, t->op->name);
+    if (err < 0 && late) err = blamed(c, err, t->label ? t->label : t->op->name);
     return failed(c, err);
 }
 

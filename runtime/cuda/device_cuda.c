@@ -19,6 +19,9 @@ int moe_cuda_check(cudaError_t code, const char *call)
 int moe_cuda_count(void)
 {
     int n = 0;
+    /* Before CUDA begins: a kernel that is loaded when it is first launched waits for what is running, which
+     * may be a collective whose peers wait for this rank. Source: CUDA programming guide, "Lazy Loading". */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     cudaError_t code = cudaGetDeviceCount(&n);
     if (code == cudaErrorInsufficientDriver)
         return moe_fail(MOE_EMISSING, "no NVIDIA driver, or one too old for CUDA %d.%d",
@@ -86,12 +89,6 @@ static int open_stream(struct moe_cuda *c, int stream)
     return moe_cuda_workspace(c, stream, MOE_CUDA_WORKSPACE_BYTES, &queue);
 }
 
-/* No kernel has noted anything, and what one is noting now is told from it (see noted). */
-static void clear_fault(struct moe_cuda *c)
-{
-    *c->fault = (struct moe_cuda_fault){.index = INT64_MIN, .n = -1};
-}
-
 static int open_parts(struct moe_cuda *c)
 {
     const char *grouped = getenv("MOESIM_GROUPED");
@@ -103,7 +100,7 @@ static int open_parts(struct moe_cuda *c)
     c->loop = grouped != NULL;
     MOE_TRY(CHECK(cudaHostAlloc, &fault, sizeof *c->fault, cudaHostAllocMapped));
     c->fault = fault;
-    clear_fault(c);
+    *c->fault = (struct moe_cuda_fault){.index = INT64_MIN, .n = -1}; /* see noted */
     for (int i = 0; i < MOE_STREAM_COUNT; i++) MOE_TRY(open_stream(c, i));
     return MOE_OK;
 }
@@ -155,15 +152,14 @@ static void cuda_free(struct moe_device *d, void *p)
     moe_cuda_pool_give(&cuda(d)->pool, p);
 }
 
-/* What kernels noted. One of another stream may be about to write the rest of it: it is then reported later.
- * */
-static int noted(struct moe_cuda *c)
+/* What kernels noted first, from then on always: nothing after it can be trusted. A kernel may be about to
+ * write the rest of it: it is then reported later. */
+static int noted(const struct moe_cuda *c)
 {
     const volatile struct moe_cuda_fault *f = c->fault;
     if (!f->set || f->index == INT64_MIN || f->n == -1) return MOE_OK;
-    long long index = f->index, n = f->n;
-    clear_fault(c);
-    return moe_fail(MOE_EFAILED, "a kernel met index %lld outside [0, %lld)", index, n);
+    return moe_fail(MOE_EFAILED, "a kernel met index %lld outside [0, %lld)", (long long)f->index,
+                    (long long)f->n);
 }
 
 static int cuda_copy(struct moe_device *d, void *to, const void *from, size_t bytes, int stream)

@@ -30,6 +30,7 @@ static struct later {
     int64_t passed_ns[LATER_MARKS]; /* 0: not yet */
     uint64_t seed, draws;
     bool unordered;                           /* order() does nothing */
+    int most;                                 /* items under way at a time */
     int stuck_at, faulty_at, n_moves, n_runs; /* the move that never ends, the kernel that fails: 1.. */
     bool broken;
 } later;
@@ -39,6 +40,8 @@ static struct later_item *later_issue(int stream, int kind)
     moe_assert(later.n[stream] < LATER_ITEMS);
     struct later_item *i = &later.items[stream][later.n[stream]++];
     *i = (struct later_item){.kind = kind};
+    const int under_way = later.n[0] - later.done[0] + later.n[1] - later.done[1];
+    if (under_way > later.most) later.most = under_way;
     return i;
 }
 

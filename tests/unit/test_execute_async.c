@@ -29,10 +29,9 @@ static void see(void *ctx, const struct moe_executed *e)
     if (n_seen < MOST_SEEN) seen[n_seen++] = *e;
 }
 
-/* seed 0: on the CPU. */
-static void open_run(struct run *r, uint64_t seed, const char *keys)
+/* seed 0: on the CPU. Takes sc. */
+static void open_scenario(struct run *r, uint64_t seed, struct moe_scenario *sc)
 {
-    struct moe_scenario *sc = fixture_scenario(1, 1, "7", keys);
     *r = (struct run){.s = fixture_schedule(sc),
                       .options = {.timeout_s = 0.2, .seed = 11, .poison = seed % 2, .observe = see}};
     moe_scenario_free(sc);
@@ -42,6 +41,11 @@ static void open_run(struct run *r, uint64_t seed, const char *keys)
     r->world = later_world();
     if (!seed) r->world->table = &moe_comm_self;
     if (moe_execute_open(r->s, r->device, r->world, &r->options, &r->x) < 0) fail_msg("%s", moe_error());
+}
+
+static void open_run(struct run *r, uint64_t seed, const char *more)
+{
+    open_scenario(r, seed, fixture_scenario(1, 1, "7", more));
 }
 
 static void close_run(struct run *r)
@@ -159,6 +163,44 @@ static void test_what_fails(void **state)
     close_run(&r);
 }
 
+/* Sizes that only the device knows are asked while operations run: what the device then reports is said, not
+ * that the size is unknown, wherever it happens. */
+static void test_what_fails_while_sizes_are_asked(void **state)
+{
+    (void)state;
+    struct run r;
+    double loss;
+    int n = 1;
+    for (int at = 1; at <= n; at++) {
+        open_run(&r, 2, "dtype: float64\ndispatcher: deepep_low_latency");
+        later.faulty_at = at;
+        assert_int_equal(moe_execute_step(r.x, token, target, &loss), MOE_EFAILED);
+        if (!strstr(moe_error(), "an illegal access")) fail_msg("kernel %d of %d: %s", at, n, moe_error());
+        close_run(&r);
+        if (at > 1) continue;
+        open_run(&r, 2, "dtype: float64\ndispatcher: deepep_low_latency");
+        assert_int_equal(moe_execute_step(r.x, token, target, &loss), MOE_OK);
+        n = later.n_runs;
+        close_run(&r);
+    }
+    assert_true(n > 20);
+}
+
+/* A schedule in which the host asks for no size does not fill the streams: 128 operations, each with its
+ * start, its end and what it waits for. */
+static void test_bounded(void **state)
+{
+    (void)state;
+    struct moe_scenario *sc =
+        fixture_layout(8, 1, 1, NULL, "7", "dtype: float64\ncapacity: {rule: tutel, factor: 1}");
+    struct run r;
+    double loss;
+    open_scenario(&r, 4, sc);
+    assert_int_equal(moe_execute_step(r.x, token, target, &loss), MOE_OK);
+    assert_true(later.most > 128 && later.most <= 129 * 4);
+    close_run(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -166,6 +208,8 @@ int main(void)
         cmocka_unit_test(test_observed),
         cmocka_unit_test(test_what_hangs),
         cmocka_unit_test(test_what_fails),
+        cmocka_unit_test(test_what_fails_while_sizes_are_asked),
+        cmocka_unit_test(test_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
