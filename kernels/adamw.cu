@@ -1,30 +1,12 @@
-// adamw.cu - see cuda.h: what the optimizer does with flat arrays. A thread takes lumps a grid apart, then
-// elements that no lump holds. A floor time is for 4,096 x 7,168 elements of bf16 (58.7 MB an array) at 4.8
-// TB/s.
-#include "kernels/columns.cuh"
+// adamw.cu - see cuda.h: what the optimizer does with flat arrays (flat.cuh). A floor time is for 4,096 x
+// 7,168 elements of bf16 (58.7 MB an array) at 4.8 TB/s.
+#include "kernels/flat.cuh"
 
 #include <cmath>
 
 using namespace moe;
 
 namespace {
-
-constexpr int THREADS = 256;
-constexpr int64_t MOST_BLOCKS_OF_LUMPS = 1024; // 8 for each of 128 multiprocessors
-
-inline unsigned flat_blocks(int64_t n, int n_per_unit)
-{
-    const int64_t blocks = divide_up(n, (int64_t)THREADS * n_per_unit);
-    return (unsigned)(blocks < MOST_BLOCKS_OF_LUMPS ? blocks : MOST_BLOCKS_OF_LUMPS);
-}
-
-// f(at, unit) for every unit of n elements that is this thread's: the first `lumps` lumps, at their first
-// element, then elements one by one. unit: a lump<T>() or an element<T>(), for its type.
-template <class T, class F> __device__ inline void each_unit(int64_t n, int64_t lumps, F f)
-{
-    for (int64_t i = thread_of_grid(); i < lumps; i += threads_of_grid()) f(i * lump<T>::N, lump<T>());
-    for (int64_t i = lumps * lump<T>::N + thread_of_grid(); i < n; i += threads_of_grid()) f(i, element<T>());
-}
 
 // sums [blocks]: each block's squares of g. Bytes: n elements; floor 12.2 us.
 template <class T> __global__ void sqnorm(int64_t n, int64_t lumps, const T *g, double *sums)
@@ -116,15 +98,16 @@ MOE_CUDA(sqnorm, int64_t n, const void *g, double *norm, bool add)
     double *sums = (double *)q->workspace;
     const int64_t blocks = by_type(type, [=](auto t) {
         using T = decltype(t);
-        return (int)flat_blocks(n, lumps_in<T>(n, g) ? lump<T>::N : 1);
+        return (int)flat_blocks<T>(n, lumps_in<T>(n, g));
     });
     if (blocks > 0)
         MOE_OR_RETURN(by_type(type, [=](auto t) {
             using T = decltype(t);
-            return MOE_LAUNCH(sqnorm<T>, (unsigned)blocks, THREADS, 0, q->stream, n, lumps_in<T>(n, g),
+            return MOE_LAUNCH(sqnorm<T>, (unsigned)blocks, FLAT_THREADS, 0, q->stream, n, lumps_in<T>(n, g),
                               (const T *)g, sums);
         }));
-    return MOE_LAUNCH(sum_squares<double>, 1, THREADS, 0, q->stream, blocks, (const double *)sums, norm, add);
+    return MOE_LAUNCH(sum_squares<double>, 1, FLAT_THREADS, 0, q->stream, blocks, (const double *)sums, norm,
+                      add);
 }
 
 MOE_CUDA(clip, int64_t n, double limit, const void *g, const double *norm, const double *other_norm,
@@ -134,8 +117,8 @@ MOE_CUDA(clip, int64_t n, double limit, const void *g, const double *norm, const
     return by_type(type, [=](auto t) {
         using T = decltype(t);
         const int64_t lumps = lumps_in<T>(n, g, out);
-        return MOE_LAUNCH(clip<T>, flat_blocks(n, lumps ? lump<T>::N : 1), THREADS, 0, q->stream, n, lumps,
-                          limit, (const T *)g, norm, other_norm, (T *)out);
+        return MOE_LAUNCH(clip<T>, flat_blocks<T>(n, lumps), FLAT_THREADS, 0, q->stream, n, lumps, limit,
+                          (const T *)g, norm, other_norm, (T *)out);
     });
 }
 
@@ -155,7 +138,6 @@ MOE_CUDA(adamw, int64_t n, double rate, double decay, int64_t step, const void *
                 (T *)v_out
         };
         const int64_t lumps = lumps_in<T>(n, param, grad, m, v, param_out, m_out, v_out);
-        return MOE_LAUNCH(adamw<T>, flat_blocks(n, lumps ? lump<T>::N : 1), THREADS, 0, q->stream, n, lumps,
-                          by, x);
+        return MOE_LAUNCH(adamw<T>, flat_blocks<T>(n, lumps), FLAT_THREADS, 0, q->stream, n, lumps, by, x);
     });
 }

@@ -5,28 +5,10 @@
 
 #include "kernels/cuda.cuh"
 
-// A loop whose indices are constants, so that what they index can be registers.
-#ifdef __CUDACC__
-#define MOE_UNROLL _Pragma("unroll")
-#else
-#define MOE_UNROLL
-#endif
-
 namespace moe {
 
 constexpr int COLUMN_THREADS = 256; // of a block
 constexpr int64_t MOST_ROW_BLOCKS = 1 << 12;
-
-template <class T> struct element {
-    static constexpr int N = 1;
-    T at[N];
-};
-
-// f(lump<T>()) where rows of `columns` at these pointers allow it, else f(element<T>()); f returns int.
-template <class T, class F, class... P> int by_column_unit(int64_t columns, F f, P... pointers)
-{
-    return by_lumps<T>(columns, pointers...) ? f(lump<T>()) : f(element<T>());
-}
 
 // Threads: a power of two along the row, no more than it has units.
 inline dim3 column_block(int64_t units)
@@ -62,12 +44,6 @@ inline unsigned threads_of_row(int64_t units, unsigned most)
 {
     const int64_t threads = divide_up(units, WARP) * WARP;
     return threads > most ? most : threads < WARP ? WARP : (unsigned)threads;
-}
-
-// For flat arrays: how many lumps n elements at these pointers begin with; none when they are not aligned.
-template <class T, class... P> inline int64_t lumps_in(int64_t n, P... pointers)
-{
-    return by_lumps<T>(0, pointers...) ? n / lump<T>::N : 0;
 }
 
 // In the type of its argument, as the CPU runtime's.

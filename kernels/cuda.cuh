@@ -31,6 +31,13 @@
         if (moe_error_) return moe_error_;                                                                   \
     } while (0)
 
+// A loop whose indices are constants, so that what they index can be registers.
+#ifdef __CUDACC__
+#define MOE_UNROLL _Pragma("unroll")
+#else
+#define MOE_UNROLL
+#endif
+
 namespace moe {
 
 constexpr int WARP = 32;
@@ -97,6 +104,18 @@ template <class T, class... P> inline bool by_lumps(int64_t elements, P... point
     const void *list[] = {pointers...};
     for (const void *p : list) aligned = aligned && reinterpret_cast<uintptr_t>(p) % 16 == 0;
     return aligned;
+}
+
+// An element, where lumps do not fit. Kernels take either as L, and walk over L::N elements at a time.
+template <class T> struct single {
+    static constexpr int N = 1;
+    T at[N];
+};
+
+// f(lump<T>()) where rows of `elements` at these pointers allow it, else f(single<T>()); f returns int.
+template <class T, class F, class... P> int by_unit(int64_t elements, F f, P... pointers)
+{
+    return by_lumps<T>(elements, pointers...) ? f(lump<T>()) : f(single<T>());
 }
 
 // ---- grids ----

@@ -97,7 +97,7 @@ int queue_bwd(const struct moe_cuda_queue *q, int64_t n, int64_t H, int64_t V, c
         MOE_LAUNCH(rank<int32_t>, blocks_for(tiles * tiles, 1), TILE, 0, q->stream, n, tiles, token, place));
     MOE_OR_RETURN(MOE_LAUNCH(sort<int32_t>, blocks_for(n, THREADS), THREADS, 0, q->stream, n, token,
                              (const int32_t *)place, row, id));
-    return by_column_unit<T>(
+    return by_unit<T>(
         H,
         [=](auto unit) {
             using L = decltype(unit);
@@ -116,7 +116,7 @@ MOE_CUDA(embed, int64_t T, int64_t H, int64_t V, const int32_t *token, const voi
     if (T == 0 || H == 0) return 0;
     return by_type(type, [=](auto t) {
         using R = decltype(t);
-        return by_column_unit<R>(
+        return by_unit<R>(
             H,
             [=](auto unit) {
                 using L = decltype(unit);

@@ -1,8 +1,8 @@
 // limit.cu - see cuda.h: what capacity rules keep, and rows of a part of the choices. Floor times are for
 // 4,096 tokens, 256 experts, top-8 (0.13 MB an array of indices [T,K]) at 4.8 TB/s: all are below what a
-// launch takes. Limits: MOST_KEYS experts or members, 2^31 - 1 choices or pairs. By probability NaN comes
-// after all numbers, and of NaN the earlier first (ref.h leaves NaN where its insertion does); C of them stay
-// all the same.
+// launch takes. Limits: MOST_KEYS experts or members, 2^31 - 1 pairs, 2^31 - 1 - TILE choices. By probability
+// NaN comes after all numbers, and of NaN the earlier first (ref.h leaves NaN where its insertion does); C of
+// them stay all the same.
 #include "kernels/numbering.cuh"
 
 using namespace moe;
@@ -273,6 +273,7 @@ MOE_CUDA(limit, int64_t T, int64_t E, int64_t K, int64_t C, int64_t G, enum moe_
     const int64_t n = T * K, n_groups = T > G ? divide_up(T, G) : 1;
     int64_t *start = (int64_t *)((char *)q->workspace + NUMBERING_BYTES);
     const struct choices c = {E, K, C, G, n_groups, order, seed, expert, kept_expert, start};
+    if (n > INT32_MAX - TILE) return NOT_NUMBERED; // places of a tile are int32, also behind the last
     if (q->workspace_bytes < NUMBERING_BYTES + (MOST_KEYS + 1) * sizeof *start) return NOT_NUMBERED;
     if (pad && (double)E * (double)n_groups * (double)C > INT32_MAX) return NOT_NUMBERED;
     MOE_OR_RETURN(number_items(q, n, E, key_of_expert{expert, E, false, q->fault},

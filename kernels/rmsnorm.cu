@@ -128,7 +128,7 @@ MOE_CUDA(rmsnorm, int64_t T, int64_t H, const void *x, const void *gain, void *y
     if (T == 0 || H == 0) return 0;
     return by_type(type, [=](auto t) {
         using R = decltype(t);
-        return by_column_unit<R>(
+        return by_unit<R>(
             H,
             [=](auto unit) {
                 using L = decltype(unit);
@@ -146,7 +146,7 @@ MOE_CUDA(rmsnorm_bwd, int64_t T, int64_t H, const void *x, const void *gain, con
 {
     return by_type(type, [=](auto t) {
         using R = decltype(t);
-        return by_column_unit<R>(
+        return by_unit<R>(
             H,
             [=](auto unit) {
                 using L = decltype(unit);

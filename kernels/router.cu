@@ -18,17 +18,6 @@ constexpr int MOST_PARTS = 256; // of a sum over the grid
 
 // ---- units: a lump of a row, or an element ----
 
-template <class T> struct one {
-    static constexpr int N = 1;
-    T at[N];
-};
-
-// f(lump<T>()) where rows of E at these pointers allow it, else f(one<T>()).
-template <class T, class F, class... P> int by_row(int64_t E, F f, P... pointers)
-{
-    return by_lumps<T>(E, pointers...) ? f(lump<T>()) : f(one<T>());
-}
-
 __device__ inline int64_t warp_of_grid()
 {
     return thread_of_grid() / WARP;
@@ -173,7 +162,7 @@ int queue_topk(const struct moe_cuda_queue *q, enum moe_cuda_type type, int64_t 
     if (T > 0 && E > 0)
         MOE_OR_RETURN(by_type(type, [=](auto t) {
             using R = decltype(t);
-            return by_row<R>(
+            return by_unit<R>(
                 E,
                 [=](auto unit) {
                     using L = decltype(unit);
@@ -373,7 +362,7 @@ MOE_CUDA(topk_bwd, int64_t T, int64_t E, const void *prob, const void *dprob, vo
     if (T * E == 0) return 0;
     return by_type(type, [=](auto t) {
         using R = decltype(t);
-        return by_row<R>(
+        return by_unit<R>(
             E,
             [=](auto unit) {
                 using L = decltype(unit);
@@ -390,7 +379,7 @@ MOE_CUDA(topk_sigmoid_bwd, int64_t T, int64_t E, const void *prob, const void *d
     if (T * E == 0) return 0;
     return by_type(type, [=](auto t) {
         using R = decltype(t);
-        return by_row<R>(
+        return by_unit<R>(
             T * E,
             [=](auto unit) {
                 using L = decltype(unit);
@@ -407,7 +396,7 @@ MOE_CUDA(normalize, int64_t T, int64_t E, int64_t K, const void *prob, const int
     if (T * E == 0) return 0;
     return by_type(type, [=](auto t) {
         using R = decltype(t);
-        return by_row<R>(
+        return by_unit<R>(
             E,
             [=](auto unit) {
                 using L = decltype(unit);
@@ -424,7 +413,7 @@ MOE_CUDA(normalize_bwd, int64_t T, int64_t E, int64_t K, const void *prob, const
     if (T * E == 0) return 0;
     return by_type(type, [=](auto t) {
         using R = decltype(t);
-        return by_row<R>(
+        return by_unit<R>(
             E,
             [=](auto unit) {
                 using L = decltype(unit);
@@ -442,7 +431,7 @@ MOE_CUDA(aux_loss, int64_t T, int64_t E, double factor, const void *prob, const 
     double *part = (double *)q->workspace;
     return by_type(type, [=](auto t) {
         using R = decltype(t);
-        return by_row<R>(
+        return by_unit<R>(
             E,
             [=](auto unit) {
                 using L = decltype(unit);
@@ -462,7 +451,7 @@ MOE_CUDA(aux_loss_bwd, int64_t T, int64_t E, double factor, const int64_t *all_c
     if (T * E == 0) return 0;
     return by_type(type, [=](auto t) {
         using R = decltype(t);
-        return by_row<R>(
+        return by_unit<R>(
             E,
             [=](auto unit) {
                 using L = decltype(unit);

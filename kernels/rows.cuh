@@ -14,19 +14,6 @@ constexpr int ROW_THREADS = 256; // of a block
 constexpr int AT_ONCE = 4;       // units of a row that a thread reads before it writes
 constexpr int NOT_POSSIBLE = 1;  // cudaErrorInvalidValue
 
-// ---- units ----
-
-template <class T> struct single {
-    static constexpr int N = 1;
-    T at[N];
-};
-
-// f(lump<T>()) where rows of H at these pointers allow it, else f(single<T>()); f returns int.
-template <class T, class F, class... P> int by_unit(int64_t H, F f, P... pointers)
-{
-    return by_lumps<T>(H, pointers...) ? f(lump<T>()) : f(single<T>());
-}
-
 // ---- blocks ----
 
 // A multiple of WARP, no more than n asks for.

@@ -54,7 +54,7 @@ MOE_CUDA(swiglu, int64_t rows, int64_t F, const void *h, void *a)
     if (rows == 0 || F == 0) return 0;
     return by_type(type, [=](auto t) {
         using T = decltype(t);
-        return by_column_unit<T>(
+        return by_unit<T>(
             F,
             [=](auto unit) {
                 using L = decltype(unit);
@@ -71,7 +71,7 @@ MOE_CUDA(swiglu_bwd, int64_t rows, int64_t F, const void *h, const void *da, voi
     if (rows == 0 || F == 0) return 0;
     return by_type(type, [=](auto t) {
         using T = decltype(t);
-        return by_column_unit<T>(
+        return by_unit<T>(
             F,
             [=](auto unit) {
                 using L = decltype(unit);

@@ -95,7 +95,7 @@ MOE_CUDA(xent, int64_t T, int64_t V, const void *logits, const int32_t *target, 
         double *parts = (double *)q->workspace;
         const int64_t blocks = T < MOST_TOKEN_BLOCKS ? T : MOST_TOKEN_BLOCKS;
         if (blocks > 0)
-            MOE_OR_RETURN(by_column_unit<R>(
+            MOE_OR_RETURN(by_unit<R>(
                 V,
                 [=](auto unit) {
                     using L = decltype(unit);

@@ -2,20 +2,22 @@
  * operations, so floats and doubles agree to the bit. */
 #include "tests/cuda/fixture.h"
 
-static const int64_t sizes[] = {0, 1, 2, 31, 32, 33, 255, 256, 257, 1000, 70001};
+static const int64_t sizes[] = {0, 1, 2, 31, 32, 33, 255, 256, 257, 1000, 70001, 300001, 600003};
 enum { N_SIZES = sizeof sizes / sizeof *sizes };
 
 struct arrays { /* of n elements: what the kernel gets, and the reference */
     enum moe_cuda_type type;
     int64_t n;
-    void *kernel[4], *ref[4];
+    void *kernel[4], *ref[4], *begin[4];
 };
 
-static void open_arrays(struct arrays *a, enum moe_cuda_type type, int64_t n)
+/* shift: elements that the kernel's arrays are off a lump. */
+static void open_arrays(struct arrays *a, enum moe_cuda_type type, int64_t n, int64_t shift)
 {
-    *a = (struct arrays){type, n, {0}, {0}};
+    *a = (struct arrays){type, n, {0}, {0}, {0}};
     for (int i = 0; i < 4; i++) {
-        a->kernel[i] = fixture_random(type, n, (uint64_t)(10 * n + i), -2, 2);
+        a->begin[i] = fixture_random(type, n + shift, (uint64_t)(10 * n + i), -2, 2);
+        a->kernel[i] = (char *)a->begin[i] + (size_t)shift * fixture_bytes(type);
         a->ref[i] = fixture_for_reference(type, a->kernel[i], n);
     }
 }
@@ -26,7 +28,7 @@ static void close_arrays(struct arrays *a, const char *what, int err)
     fixture_wait_right();
     for (int i = 0; i < 4; i++) {
         fixture_expect(a->type, what, a->n, a->ref[i], NULL, a->kernel[i], 0);
-        fixture_free(a->kernel[i]);
+        fixture_free(a->begin[i]);
         free(a->ref[i]);
     }
 }
@@ -37,7 +39,7 @@ static void close_arrays(struct arrays *a, const char *what, int err)
         for (int type = MOE_CUDA_F32; type <= MOE_CUDA_BF16; type++) {                                       \
             const int64_t n = sizes[s];                                                                      \
             struct arrays a;                                                                                 \
-            open_arrays(&a, (enum moe_cuda_type)type, n);                                                    \
+            open_arrays(&a, (enum moe_cuda_type)type, n, s % 2);                                             \
             void **x = a.ref;                                                                                \
             FIXTURE_REF(type, name, n, __VA_ARGS__);                                                         \
             x = a.kernel;                                                                                    \

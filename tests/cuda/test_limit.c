@@ -245,6 +245,9 @@ static void test_wrong_expert(void **state)
     assert_int_not_equal(moe_cuda_limit(q, MOE_CUDA_F32, T, E, K, (int64_t)1 << 31, 11, MOE_REF_BY_PROB, true,
                                         1, prob, slot, slot, kept_expert, kept, arrive),
                          0);
+    assert_int_not_equal(moe_cuda_limit(q, MOE_CUDA_F32, INT32_MAX - 100, 1, 1, 1, 1, MOE_REF_BY_PROB, false,
+                                        1, NULL, NULL, NULL, NULL, kept, arrive),
+                         0); /* nothing is looked at */
     void *all[] = {prob, slot, kept_expert, kept, arrive};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) fixture_free(all[i]);
 }
