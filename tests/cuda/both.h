@@ -4,12 +4,7 @@
 
 #include "tests/cuda/fixture.h"
 
-#ifdef __SANITIZE_THREAD__
-/* Each thread of a block is one of this machine: the first few shapes, of floats. */
-enum { FEW = 1, LAST_TYPE = MOE_CUDA_F32 };
-#else
-enum { FEW = 0, LAST_TYPE = MOE_CUDA_BF16 };
-#endif
+enum { LAST_TYPE = FEW ? MOE_CUDA_F32 : MOE_CUDA_BF16 };
 
 struct both {
     enum moe_cuda_type type;

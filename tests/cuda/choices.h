@@ -4,20 +4,6 @@
 
 #include "tests/cuda/fixture.h"
 
-#ifdef __SANITIZE_THREAD__
-enum { FEW = 1 }; /* every thread of a block is one of this machine: a shape of each kind */
-#else
-enum { FEW = 0 };
-#endif
-
-/* The queue, filled with the pattern once: what earlier kernels left in the workspace is no better. */
-static inline const struct moe_cuda_queue *queue(void)
-{
-    static const struct moe_cuda_queue *q;
-    if (!q) q = fixture_queue(0);
-    return q;
-}
-
 /* All rows in order of expert, then token; a third of the choices dropped; all tokens choose the same
  * experts; experts padded to multiples of 4, so that rows are left out. */
 enum kind { PLAIN, DROPPED, ONE, PADDED, N_KINDS };

@@ -19,11 +19,25 @@
 
 #include <cmocka.h>
 
+/* Under thread sanitizer each thread of a block is one of this machine: a few shapes have to do. */
+#ifdef __SANITIZE_THREAD__
+enum { FEW = 1 };
+#else
+enum { FEW = 0 };
+#endif
+
 /* Memory of exactly so many bytes, filled with a pattern: -1 as an integer's sign, tiny as a real. */
 void *fixture_alloc(size_t bytes);
 void fixture_free(void *p);
 /* The one queue: its workspace is filled with the pattern again. at_least: bytes of workspace. */
 const struct moe_cuda_queue *fixture_queue(size_t at_least);
+/* The queue, filled with the pattern once: what earlier kernels left in the workspace is no better. */
+static inline const struct moe_cuda_queue *fixture_used_queue(void)
+{
+    static const struct moe_cuda_queue *q;
+    if (!q) q = fixture_queue(0);
+    return q;
+}
 /* Waits for what was queued. Result: the fault that kernels noted since the last call (set: 0 or 1). */
 struct moe_cuda_fault fixture_wait(void);
 /* Nanoseconds that what `queue_work` queues takes on the device (on the host: it runs when it is queued): the

@@ -6,27 +6,13 @@
 
 #include "tests/cuda/fixture.h"
 
-#ifdef __SANITIZE_THREAD__
-enum { FEW_SHAPES = 1 }; /* every thread of a block is one of this machine */
-#else
-enum { FEW_SHAPES = 0 };
-#endif
-
 /* With few shapes, each has one type. */
 static inline bool routing_skips(int shape, enum moe_cuda_type type)
 {
-    return FEW_SHAPES && shape % 3 != (int)type;
+    return FEW && shape % 3 != (int)type;
 }
 
 #define EACH_TYPE(type) for (enum moe_cuda_type type = MOE_CUDA_F32; type <= MOE_CUDA_BF16; type++)
-
-/* Filled with the pattern once; what earlier kernels left in the workspace is no better. */
-static inline const struct moe_cuda_queue *routing_queue(void)
-{
-    static const struct moe_cuda_queue *q;
-    if (!q) q = fixture_queue(0);
-    return q;
-}
 
 static inline int32_t *routing_ints(int64_t n)
 {

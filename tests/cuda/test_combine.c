@@ -31,13 +31,15 @@ static void check_take(enum moe_cuda_type type, enum kind kind, int64_t T, int64
 {
     struct choices c = open_choices(kind, T, K, E);
     struct array prob = open_array(type, T * E, 1), taken = open_array(type, T * K, 2);
-    assert_int_equal(moe_cuda_take(queue(), type, T, E, K, prob.kernel, c.expert, taken.kernel), 0);
+    assert_int_equal(moe_cuda_take(fixture_used_queue(), type, T, E, K, prob.kernel, c.expert, taken.kernel),
+                     0);
     fixture_wait_right();
     FIXTURE_REF(type, take, T, E, K, prob.ref, c.expert, taken.ref);
     expect_same(type, "take", T * K, taken.ref, taken.kernel);
     for (int add = 1; add >= 0; add--) {
-        assert_int_equal(moe_cuda_take_bwd(queue(), type, T, E, K, c.expert, taken.kernel, prob.kernel, add),
-                         0);
+        assert_int_equal(
+            moe_cuda_take_bwd(fixture_used_queue(), type, T, E, K, c.expert, taken.kernel, prob.kernel, add),
+            0);
         fixture_wait_right();
         FIXTURE_REF(type, take_bwd, T, E, K, c.expert, taken.ref, prob.ref, add);
         expect_same(type, "take_bwd", T * E, prob.ref, prob.kernel);
@@ -67,7 +69,8 @@ static void check_weigh(enum moe_cuda_type type, int64_t n, int64_t H)
 {
     struct array rows = open_array(type, n * H, 1), weight = open_array(type, n, 2),
                  y = open_array(type, n * H, 3);
-    assert_int_equal(moe_cuda_weigh(queue(), type, n, H, rows.kernel, weight.kernel, y.kernel), 0);
+    assert_int_equal(moe_cuda_weigh(fixture_used_queue(), type, n, H, rows.kernel, weight.kernel, y.kernel),
+                     0);
     fixture_wait_right();
     FIXTURE_REF(type, weigh, n, H, rows.ref, weight.ref, y.ref);
     expect_same(type, "weigh", n * H, y.ref, y.kernel);
@@ -135,8 +138,8 @@ static void close_moe_combine(struct moe_combine *c)
 
 static int combine(const struct combined *m, void *y)
 {
-    return moe_cuda_combine(queue(), m->type, m->c.T, m->H, m->c.K, m->c.E, m->c.n, m->rows.kernel,
-                            m->prob.kernel, m->c.expert, m->c.slot, y);
+    return moe_cuda_combine(fixture_used_queue(), m->type, m->c.T, m->H, m->c.K, m->c.E, m->c.n,
+                            m->rows.kernel, m->prob.kernel, m->c.expert, m->c.slot, y);
 }
 
 static void check_combine(struct combined *m)
@@ -201,8 +204,8 @@ static void check_weigh_bwd(enum moe_cuda_type type, int64_t n, int64_t H, bool 
                  dy = open_array(type, n * H, 3), drows = open_array(type, n * H, 4),
                  dweight = open_array(type, n, 5);
     double *scale = test_calloc((size_t)n + 1, sizeof *scale);
-    assert_int_equal(moe_cuda_weigh_bwd(queue(), type, n, H, rows.kernel, weight.kernel, dy.kernel, by_rows,
-                                        drows.kernel, dweight.kernel),
+    assert_int_equal(moe_cuda_weigh_bwd(fixture_used_queue(), type, n, H, rows.kernel, weight.kernel,
+                                        dy.kernel, by_rows, drows.kernel, dweight.kernel),
                      0);
     fixture_wait_right();
     FIXTURE_REF(type, weigh_bwd, n, H, rows.ref, weight.ref, dy.ref, by_rows, drows.ref, dweight.ref);
@@ -274,8 +277,8 @@ static void test_combine_bwd(void **state)
                 const int64_t K = 1 + (w + kind + (int)type) % 8, T = widths[w] > 200 || FEW ? 2 : 5;
                 if (FEW && (kind + w) % 3 != (int)type) continue;
                 struct combined m = open_combined(type, kind, T, widths[w], K, 11);
-                if (!FEW || kind != ONE) check_combine_bwd(queue(), &m, false);
-                if (!FEW || kind == ONE) check_combine_bwd(queue(), &m, true);
+                if (!FEW || kind != ONE) check_combine_bwd(fixture_used_queue(), &m, false);
+                if (!FEW || kind == ONE) check_combine_bwd(fixture_used_queue(), &m, true);
                 close_combined(&m);
             }
 }
@@ -295,8 +298,8 @@ static void test_combine_bwd_edges(void **state)
         const int64_t *d = shapes[s];
         if (FEW && (s < 1 || s > 2 || s % 3 != (int)type)) continue;
         struct combined m = open_combined(type, DROPPED, d[0], d[1], d[2], d[3]);
-        check_combine_bwd(queue(), &m, by_rows);
-        struct moe_cuda_queue q = *queue();
+        check_combine_bwd(fixture_used_queue(), &m, by_rows);
+        struct moe_cuda_queue q = *fixture_used_queue();
         q.workspace_bytes = 5 * sizeof(int32_t);
         if (s == 0) check_combine_bwd(&q, &m, by_rows);
         close_combined(&m);
@@ -315,7 +318,7 @@ static void test_named_twice(void **state)
         m.c.slot[1] = m.c.slot[2 * T - 2] = m.c.slot[2 * T - 1];
         m.c.expert[2] = m.c.expert[3];
         const int32_t last = m.c.slot[2 * T - 1];
-        assert_int_equal(combine_bwd(queue(), &m, by_rows, drows, dprob), 0);
+        assert_int_equal(combine_bwd(fixture_used_queue(), &m, by_rows, drows, dprob), 0);
         fixture_wait_right();
         const double *dy = m.y.kernel, *prob = m.prob.kernel, *rows = m.rows.kernel;
         double dot = 0;
@@ -336,8 +339,8 @@ static void test_named_twice(void **state)
 
 static int scatter(const struct combined *m, void *y)
 {
-    return moe_cuda_combine_scatter(queue(), m->type, m->c.T, m->H, m->c.K, m->c.E, m->c.n, m->rows.kernel,
-                                    m->prob.kernel, m->c.expert, m->c.slot, y);
+    return moe_cuda_combine_scatter(fixture_used_queue(), m->type, m->c.T, m->H, m->c.K, m->c.E, m->c.n,
+                                    m->rows.kernel, m->prob.kernel, m->c.expert, m->c.slot, y);
 }
 
 /* In any order: |y - exact| <= ((1 + u) (1 + v)^K - 1) S of combine.h with v the unit of what is stored (for
@@ -405,18 +408,20 @@ static void test_wrong_index(void **state)
         *at = wrong;
         assert_int_equal(combine(&m, m.y.kernel), 0);
         expect_fault(wrong, n);
-        assert_int_equal(combine_bwd(queue(), &m, false, drows, dprob), 0);
+        assert_int_equal(combine_bwd(fixture_used_queue(), &m, false, drows, dprob), 0);
         expect_fault(wrong, n);
-        assert_int_equal(combine_bwd(queue(), &m, true, drows, dprob), 0);
+        assert_int_equal(combine_bwd(fixture_used_queue(), &m, true, drows, dprob), 0);
         expect_fault(wrong, n);
         assert_int_equal(scatter(&m, m.y.kernel), 0);
         expect_fault(wrong, n);
         if (i % 2) {
-            assert_int_equal(moe_cuda_take(queue(), MOE_CUDA_F32, T, E, K, m.prob.kernel, m.c.expert, drows),
-                             0);
-            expect_fault(wrong, n);
             assert_int_equal(
-                moe_cuda_take_bwd(queue(), MOE_CUDA_F32, T, E, K, m.c.expert, drows, dprob, false), 0);
+                moe_cuda_take(fixture_used_queue(), MOE_CUDA_F32, T, E, K, m.prob.kernel, m.c.expert, drows),
+                0);
+            expect_fault(wrong, n);
+            assert_int_equal(moe_cuda_take_bwd(fixture_used_queue(), MOE_CUDA_F32, T, E, K, m.c.expert, drows,
+                                               dprob, false),
+                             0);
             expect_fault(wrong, n);
         }
         *at = right;

@@ -9,17 +9,17 @@ static void test_largest(void **state)
 {
     (void)state;
     const int64_t sizes[] = {0, 1, 3, 32, 33, 257, 1000};
-    for (size_t s = FEW_SHAPES ? 5 : 0; s < sizeof sizes / sizeof *sizes; s++)
+    for (size_t s = FEW ? 5 : 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int64_t at = 0; at < (sizes[s] < 2 ? 1 : 2); at++) { /* the largest is the first or the last */
             int64_t *counts = routing_longs(sizes[s]), *y = routing_longs(1), want;
             for (int64_t e = 0; e < sizes[s]; e++) counts[e] = ((int64_t)1 << 40) + (e * 7919) % 1000;
             if (sizes[s]) counts[at ? sizes[s] - 1 : 0] = (int64_t)1 << 41;
             moe_ref_largest_f32(sizes[s], counts, &want);
-            assert_int_equal(moe_cuda_largest(routing_queue(), MOE_CUDA_F32, sizes[s], counts, y), 0);
+            assert_int_equal(moe_cuda_largest(fixture_used_queue(), MOE_CUDA_F32, sizes[s], counts, y), 0);
             fixture_wait_right();
             routing_expect_longs("largest", 1, &want, y);
-            assert_int_equal(moe_cuda_set(routing_queue(), MOE_CUDA_F32, -sizes[s] - ((int64_t)1 << 40), y),
-                             0);
+            assert_int_equal(
+                moe_cuda_set(fixture_used_queue(), MOE_CUDA_F32, -sizes[s] - ((int64_t)1 << 40), y), 0);
             fixture_wait_right();
             assert_int_equal(y[0], -sizes[s] - ((int64_t)1 << 40));
             fixture_free(counts);
@@ -54,8 +54,8 @@ static void check_limit(enum moe_cuda_type type, struct shape s, struct rule r, 
             *kept_expert = routing_ints(n), *slot_ref = routing_ints(n), *kept_expert_ref = routing_ints(n);
     int64_t *kept = routing_longs(s.E), *arrive = routing_longs(s.E), *kept_ref = routing_longs(s.E),
             *arrive_ref = routing_longs(s.E);
-    assert_int_equal(moe_cuda_limit(routing_queue(), type, s.T, s.E, s.K, r.C, r.G, r.order, r.pad, 77, prob,
-                                    expert, slot, kept_expert, kept, arrive),
+    assert_int_equal(moe_cuda_limit(fixture_used_queue(), type, s.T, s.E, s.K, r.C, r.G, r.order, r.pad, 77,
+                                    prob, expert, slot, kept_expert, kept, arrive),
                      0);
     fixture_wait_right();
     FIXTURE_REF(type, limit, s.T, s.E, s.K, r.C, r.G, r.order, r.pad, 77, prob_ref, expert, slot_ref,
@@ -85,19 +85,19 @@ enum { N_GROUPS = sizeof groups / sizeof *groups, N_FEW_GROUPS = 6 };
 static void test_limit(void **state)
 {
     (void)state;
-    for (int i = 0; i < (FEW_SHAPES ? N_FEW_GROUPS : N_GROUPS); i++)
+    for (int i = 0; i < (FEW ? N_FEW_GROUPS : N_GROUPS); i++)
         for (int order = MOE_REF_BY_PROB; order <= MOE_REF_RANDOM; order++)
             for (int pad = 0; pad < 2; pad++) {
                 const struct shape s = groups[i].s;
                 const int64_t n_groups = s.T > groups[i].G ? (s.T + groups[i].G - 1) / groups[i].G : 1,
                               mean = s.T * s.K / (s.E * n_groups);
                 const int64_t C[] = {mean / 2 + 1, 0, s.T + 1};
-                for (int c = 0; c < (i % 3 || FEW_SHAPES ? 1 : 3); c++) {
+                for (int c = 0; c < (i % 3 || FEW ? 1 : 3); c++) {
                     const enum moe_cuda_type type = (enum moe_cuda_type)((i + order + pad + c) % 3);
                     const enum routing_kind kind = (i + c) % 3 == 0   ? ANY
                                                    : (i + c) % 3 == 1 ? SKEWED
                                                                       : THE_SAME;
-                    if (FEW_SHAPES && (i + 2 * order + pad) % 6) continue;
+                    if (FEW && (i + 2 * order + pad) % 6) continue;
                     check_limit(type, s, (struct rule){C[c], groups[i].G, order, pad}, kind,
                                 order % 2 ? 3 : 4);
                 }
@@ -111,7 +111,7 @@ static void test_by_prob(void **state)
     for (int steps = 0; steps < 3; steps++) EACH_TYPE(type)
         {
             if (routing_skips(steps, type)) continue;
-            const struct shape s = {FEW_SHAPES ? 20 : 100, 4, 3};
+            const struct shape s = {FEW ? 20 : 100, 4, 3};
             check_limit(type, s, (struct rule){11, s.T, MOE_REF_BY_PROB, false}, ANY, steps * 2);
             check_limit(type, s, (struct rule){3, 13, MOE_REF_BY_PROB, true}, SKEWED, steps * 2);
         }
@@ -134,8 +134,8 @@ static void test_nan(void **state)
             expert[t] = 0;
             if (t < 6 || t % 4 != 2) fixture_set(type, prob, t, t % 2 ? NAN : -NAN);
         }
-        assert_int_equal(moe_cuda_limit(routing_queue(), type, T, 1, 1, C, T, MOE_REF_BY_PROB, false, 0, prob,
-                                        expert, slot, kept_expert, kept, NULL),
+        assert_int_equal(moe_cuda_limit(fixture_used_queue(), type, T, 1, 1, C, T, MOE_REF_BY_PROB, false, 0,
+                                        prob, expert, slot, kept_expert, kept, NULL),
                          0);
         fixture_wait_right();
         routing_expect_ints("slot", T, want, slot);
@@ -153,7 +153,7 @@ static void check_select(enum routing_kind kind, struct shape s, int64_t e, int6
             *slot_ref = routing_ints(n), *local_ref = routing_ints(n);
     moe_ref_select_f32(s.T, e, s.K, f, expert, slot_ref, local_ref);
     for (int with_local = 0; with_local < 2; with_local++) {
-        assert_int_equal(moe_cuda_select(routing_queue(), MOE_CUDA_F32, s.T, e, s.K, f, expert, slot,
+        assert_int_equal(moe_cuda_select(fixture_used_queue(), MOE_CUDA_F32, s.T, e, s.K, f, expert, slot,
                                          with_local ? local : NULL),
                          0);
         fixture_wait_right();
@@ -172,13 +172,13 @@ static void test_select(void **state)
     (void)state;
     for (enum routing_kind kind = 0; kind < N_ROUTING_KINDS; kind++) {
         check_select(kind, (struct shape){9, 8, 2}, kind == ANY ? 0 : 4, 3);
-        if (FEW_SHAPES) break;
+        if (FEW) break;
         check_select(kind, (struct shape){0, 8, 2}, 4, 4);
         check_select(kind, (struct shape){50, 11, 3}, 5, 0);
         check_select(kind, (struct shape){130, 12, 8}, 5, 7);
         check_select(kind, (struct shape){100, 512, 8}, 512, 0);
     }
-    if (FEW_SHAPES) return;
+    if (FEW) return;
     check_select(SKEWED, (struct shape){20, 4096, 8}, 4096, 0);
     check_select(SKEWED, (struct shape){8293, 16, 8}, 15, 1);
 }
@@ -190,7 +190,7 @@ static void check_spread(enum routing_kind kind, struct shape s, int64_t P)
     int64_t *tokens_for = routing_longs(P), *tokens_for_ref = routing_longs(P);
     moe_ref_spread_f32(s.T, s.E, s.K, P, expert, slot_ref, tokens_for_ref);
     assert_int_equal(
-        moe_cuda_spread(routing_queue(), MOE_CUDA_F32, s.T, s.E, s.K, P, expert, slot, tokens_for), 0);
+        moe_cuda_spread(fixture_used_queue(), MOE_CUDA_F32, s.T, s.E, s.K, P, expert, slot, tokens_for), 0);
     fixture_wait_right();
     routing_expect_ints("spread", s.T * P, slot_ref, slot);
     routing_expect_longs("tokens_for", P, tokens_for_ref, tokens_for);
@@ -203,7 +203,7 @@ static void test_spread(void **state)
     (void)state;
     for (enum routing_kind kind = 0; kind < N_ROUTING_KINDS; kind++) {
         check_spread(kind, (struct shape){23, 12, 5}, 3);
-        if (FEW_SHAPES) break;
+        if (FEW) break;
         check_spread(kind, (struct shape){0, 8, 2}, 4);
         check_spread(kind, (struct shape){1, 1, 1}, 1);
         check_spread(kind, (struct shape){100, 64, 8}, 64);
@@ -218,14 +218,14 @@ static void test_wrong_expert(void **state)
     (void)state;
     enum { T = 30, E = 6, K = 3, P = 2 };
     const int32_t wrong[] = {E, -2, INT32_MAX, INT32_MIN, -1};
-    const struct moe_cuda_queue *q = routing_queue();
+    const struct moe_cuda_queue *q = fixture_used_queue();
     void *prob = fixture_random(MOE_CUDA_F32, T * E, 1, 0, 1);
     int32_t *slot = routing_ints(T * K), *kept_expert = routing_ints(T * K);
     int64_t *kept = routing_longs(E), *arrive = routing_longs(E);
-    for (int i = 0; i < (FEW_SHAPES ? 1 : 5); i++) {
+    for (int i = 0; i < (FEW ? 1 : 5); i++) {
         int32_t *expert = routing_experts(ANY, T, E, K);
         expert[T] = wrong[i];
-        for (int pad = FEW_SHAPES; pad < 2; pad++) {
+        for (int pad = FEW; pad < 2; pad++) {
             slot[T] = 5;
             assert_int_equal(moe_cuda_limit(q, MOE_CUDA_F32, T, E, K, 4, 11, MOE_REF_BY_PROB, pad, 1, prob,
                                             expert, slot, kept_expert, kept, arrive),

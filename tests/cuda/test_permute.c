@@ -48,7 +48,7 @@ static void test_permute(void **state)
                                                                                                  : 37;
                 if (FEW && (kind + w) % 3 != (int)type) continue;
                 struct choices c = open_choices(kind, T, K, 11);
-                check_permute(queue(), type, &c, widths[w], 0);
+                check_permute(fixture_used_queue(), type, &c, widths[w], 0);
                 close_choices(&c);
             }
 }
@@ -61,15 +61,15 @@ static void test_edges(void **state)
     {
         struct choices many = open_choices(DROPPED, 5, 19, 40), none = open_choices(PLAIN, 0, 2, 3),
                        plain = open_choices(PLAIN, 9, 2, 3);
-        check_permute(queue(), type, &many, 16, 0);
-        check_permute(queue(), type, &none, 8, 0);
+        check_permute(fixture_used_queue(), type, &many, 16, 0);
+        check_permute(fixture_used_queue(), type, &none, 8, 0);
         none.n = 5; /* of which all are 0 */
-        check_permute(queue(), type, &none, 8, 0);
-        check_permute(queue(), type, &plain, 8, 1);
-        check_permute(queue(), type, &plain, 0, 0);
+        check_permute(fixture_used_queue(), type, &none, 8, 0);
+        check_permute(fixture_used_queue(), type, &plain, 8, 1);
+        check_permute(fixture_used_queue(), type, &plain, 0, 0);
         for (int64_t i = 0; i < plain.T * plain.K; i++) plain.slot[i] = -1;
         plain.n = 0;
-        check_permute(queue(), type, &plain, 8, 0);
+        check_permute(fixture_used_queue(), type, &plain, 8, 0);
         close_choices(&many);
         close_choices(&none);
         close_choices(&plain);
@@ -82,7 +82,7 @@ static void test_little_workspace(void **state)
     (void)state;
     for (int kind = FEW ? PADDED : 0; kind < N_KINDS; kind++) {
         struct choices c = open_choices(kind, FEW ? 4 : 9, 2, 6);
-        struct moe_cuda_queue q = *queue();
+        struct moe_cuda_queue q = *fixture_used_queue();
         q.workspace_bytes = 5 * sizeof(int32_t);
         check_permute(&q, MOE_CUDA_F32, &c, 7, 0);
         check_permute(&q, MOE_CUDA_BF16, &c, 8, 0);
@@ -99,7 +99,7 @@ static void test_named_twice(void **state)
             *rows = fixture_alloc(n * H * sizeof *rows);
     for (int i = 0; i < T * H; i++) x[i] = (int32_t)(0x7f800001u + (uint32_t)i); /* as a float: signals */
     for (int t = 0; t < T; t++) slot[t] = t % 2;
-    assert_int_equal(moe_cuda_permute(queue(), MOE_CUDA_F32, T, H, 1, n, x, slot, rows), 0);
+    assert_int_equal(moe_cuda_permute(fixture_used_queue(), MOE_CUDA_F32, T, H, 1, n, x, slot, rows), 0);
     fixture_wait_right();
     assert_memory_equal(rows, x + (T - 2) * H, 2 * H * sizeof *x);
     for (int h = 0; h < H; h++) assert_int_equal(rows[2 * H + h], 0);
@@ -118,13 +118,15 @@ static void test_wrong_slot(void **state)
     for (int i = 0; i < 4; i++) {
         const int32_t right = c.slot[5];
         c.slot[5] = wrong[i];
-        assert_int_equal(moe_cuda_permute(queue(), MOE_CUDA_F32, T, H, K, n, x, c.slot, rows), 0);
+        assert_int_equal(moe_cuda_permute(fixture_used_queue(), MOE_CUDA_F32, T, H, K, n, x, c.slot, rows),
+                         0);
         expect_fault(wrong[i], n);
-        assert_int_equal(moe_cuda_permute_bwd(queue(), MOE_CUDA_F32, T, H, K, n, rows, c.slot, x, true), 0);
+        assert_int_equal(
+            moe_cuda_permute_bwd(fixture_used_queue(), MOE_CUDA_F32, T, H, K, n, rows, c.slot, x, true), 0);
         expect_fault(wrong[i], n);
         c.slot[5] = right;
     }
-    assert_int_equal(moe_cuda_permute(queue(), MOE_CUDA_F32, T, H, K, 0, x, c.slot, rows), 0);
+    assert_int_equal(moe_cuda_permute(fixture_used_queue(), MOE_CUDA_F32, T, H, K, 0, x, c.slot, rows), 0);
     assert_int_equal(fixture_wait().set, 1); /* no row at all */
     close_choices(&c);
     fixture_free(x);
@@ -158,7 +160,7 @@ static void check_sort(enum moe_cuda_type type, int64_t P, int64_t e, int64_t H,
         const bool unsort = i / 2, add = i % 2;
         sort_fn *kernel = unsort ? moe_cuda_unsort_rows : moe_cuda_sort_rows;
         void *to = fixture_random(type, N * H, 5, -2, 2), *to_ref = fixture_for_reference(type, to, N * H);
-        assert_int_equal(kernel(queue(), type, P, e, H, from, counts, to, add), 0);
+        assert_int_equal(kernel(fixture_used_queue(), type, P, e, H, from, counts, to, add), 0);
         fixture_wait_right();
         if (unsort)
             FIXTURE_REF(type, unsort_rows, P, e, H, from_ref, counts, to_ref, add);
@@ -201,7 +203,8 @@ static void test_wrong_count(void **state)
     float *rows = fixture_alloc(3 * sizeof *rows), *sorted = fixture_alloc(3 * sizeof *sorted);
     const int64_t some[4] = {1, 1, -5, 1};
     memcpy(counts, some, sizeof some);
-    assert_int_equal(moe_cuda_sort_rows(queue(), MOE_CUDA_F32, 2, 2, 1, rows, counts, sorted, false), 0);
+    assert_int_equal(
+        moe_cuda_sort_rows(fixture_used_queue(), MOE_CUDA_F32, 2, 2, 1, rows, counts, sorted, false), 0);
     expect_fault(-5, INT32_MAX);
     fixture_free(counts);
     fixture_free(rows);
@@ -212,8 +215,8 @@ static void test_wrong_count(void **state)
 
 static int align(const struct choices *c, int64_t A, int32_t *aligned_slot, int64_t *aligned)
 {
-    return moe_cuda_align(queue(), MOE_CUDA_F32, c->T, c->E, c->K, A, c->expert, c->slot, c->counts,
-                          aligned_slot, aligned);
+    return moe_cuda_align(fixture_used_queue(), MOE_CUDA_F32, c->T, c->E, c->K, A, c->expert, c->slot,
+                          c->counts, aligned_slot, aligned);
 }
 
 static void check_align(enum kind kind, int64_t T, int64_t K, int64_t E, int64_t A)

@@ -13,7 +13,7 @@ struct shape {
 static const struct shape shapes[] = {{0, 8, 2},     {3, 5, 0},   {1, 1, 1},   {6, 7, 3},   {4, 8, 1},
                                       {9, 33, 8},    {3, 64, 6},  {3, 256, 8}, {2, 512, 8}, {2, 1000, 8},
                                       {1, 1024, 40}, {1, 64, 64}, {40, 8, 2}};
-enum { N_SHAPES = sizeof shapes / sizeof *shapes, N_FEW_SHAPES = 4 };
+enum { N_SHAPES = sizeof shapes / sizeof *shapes, N_FEW = 4 };
 
 /* Spread over an interval of 2 limits; few different ones, so that many are equal; all equal; far apart. */
 enum logits { SPREAD, COARSE, EQUAL, EXTREME, N_LOGITS };
@@ -89,7 +89,7 @@ static void expect_chosen_alike(enum moe_cuda_type type, int64_t T, int64_t E, i
 static int run_topk(enum router router, enum moe_cuda_type type, struct shape s, const void *logits,
                     void *prob, int32_t *expert, int32_t *slot, int64_t *counts)
 {
-    const struct moe_cuda_queue *q = routing_queue();
+    const struct moe_cuda_queue *q = fixture_used_queue();
     return router == SIGMOID
                ? moe_cuda_topk_sigmoid(q, type, s.T, s.E, s.K, logits, prob, expert, slot, counts)
                : moe_cuda_topk(q, type, s.T, s.E, s.K, logits, prob, expert, slot, counts);
@@ -131,7 +131,7 @@ static void test_topk(void **state)
 {
     (void)state;
     for (enum router router = 0; router < N_ROUTERS; router++)
-        for (int s = 0; s < (FEW_SHAPES ? N_FEW_SHAPES : N_SHAPES); s++) EACH_TYPE(type)
+        for (int s = 0; s < (FEW ? N_FEW : N_SHAPES); s++) EACH_TYPE(type)
     if (!routing_skips(s, type)) check_topk(router, type, shapes[s], SPREAD, 0);
 }
 
@@ -140,11 +140,11 @@ static void test_ties(void **state)
 {
     (void)state;
     for (enum router router = 0; router < N_ROUTERS; router++)
-        for (enum logits kind = COARSE; kind < (FEW_SHAPES ? EQUAL : N_LOGITS); kind++) EACH_TYPE(type)
+        for (enum logits kind = COARSE; kind < (FEW ? EQUAL : N_LOGITS); kind++) EACH_TYPE(type)
             {
                 if (routing_skips(router, type)) continue;
                 check_topk(router, type, (struct shape){2, 13, 13}, kind, 0);
-                if (FEW_SHAPES) continue;
+                if (FEW) continue;
                 check_topk(router, type, (struct shape){1, 512, 8}, kind, 0);
                 check_topk(router, type, (struct shape){2, 64, 5}, kind, 1);
             }
@@ -181,7 +181,7 @@ static void test_not_possible(void **state)
     double room[8];
     int64_t counts[8];
     int32_t expert[8], slot[8];
-    const struct moe_cuda_queue *q = routing_queue();
+    const struct moe_cuda_queue *q = fixture_used_queue();
     assert_int_not_equal(moe_cuda_topk(q, MOE_CUDA_F32, 1, 3, 4, room, room, expert, slot, counts), 0);
     assert_int_not_equal(moe_cuda_topk(q, MOE_CUDA_F32, 0, 4097, 1, room, room, expert, slot, counts), 0);
     fixture_wait_right();
@@ -217,12 +217,13 @@ static void check_bwd(enum moe_cuda_type type, struct shape s, bool add)
         double *scale = bwd_scale(type, s.T, s.E, prob, dprob, dlogits);
         ref[2] = fixture_for_reference(type, dlogits, n);
         if (router == SOFTMAX) {
-            assert_int_equal(moe_cuda_topk_bwd(routing_queue(), type, s.T, s.E, prob, dprob, dlogits, add),
-                             0);
+            assert_int_equal(
+                moe_cuda_topk_bwd(fixture_used_queue(), type, s.T, s.E, prob, dprob, dlogits, add), 0);
             FIXTURE_REF(type, topk_bwd, s.T, s.E, ref[0], ref[1], ref[2], add);
         } else {
             assert_int_equal(
-                moe_cuda_topk_sigmoid_bwd(routing_queue(), type, s.T, s.E, prob, dprob, dlogits, add), 0);
+                moe_cuda_topk_sigmoid_bwd(fixture_used_queue(), type, s.T, s.E, prob, dprob, dlogits, add),
+                0);
             FIXTURE_REF(type, topk_sigmoid_bwd, s.T, s.E, ref[0], ref[1], ref[2], add);
         }
         fixture_wait_right();
@@ -243,7 +244,7 @@ static void check_bwd(enum moe_cuda_type type, struct shape s, bool add)
 static void test_bwd(void **state)
 {
     (void)state;
-    for (int s = 0; s < (FEW_SHAPES ? N_FEW_SHAPES : N_SHAPES); s++) EACH_TYPE(type)
+    for (int s = 0; s < (FEW ? N_FEW : N_SHAPES); s++) EACH_TYPE(type)
         {
             if (routing_skips(s, type)) continue;
             check_bwd(type, shapes[s], false);
@@ -256,7 +257,7 @@ static void test_bwd(void **state)
 static void check_normalize(enum moe_cuda_type type, struct shape s, enum routing_kind kind, double most)
 {
     const int64_t n = s.T * s.E;
-    const struct moe_cuda_queue *q = routing_queue();
+    const struct moe_cuda_queue *q = fixture_used_queue();
     int32_t *expert = routing_experts(kind, s.T, s.E, s.K);
     void *x[4], *ref[4];
     for (int i = 0; i < 4; i++) { /* prob, gate, dgate, dprob */
@@ -283,7 +284,7 @@ static void check_normalize(enum moe_cuda_type type, struct shape s, enum routin
 static void test_normalize(void **state)
 {
     (void)state;
-    for (int s = 0; s < (FEW_SHAPES ? N_FEW_SHAPES : N_SHAPES); s++) EACH_TYPE(type)
+    for (int s = 0; s < (FEW ? N_FEW : N_SHAPES); s++) EACH_TYPE(type)
         {
             if (routing_skips(s, type)) continue;
             check_normalize(type, shapes[s], ANY, 1);
@@ -302,10 +303,11 @@ static void test_wrong_expert(void **state)
             int32_t *expert = routing_experts(ANY, T, E, K);
             void *prob = fixture_random(type, T * E, 1, 0, 1), *gate = fixture_random(type, T * E, 2, 0, 1);
             expert[3] = wrong[i];
-            assert_int_equal(moe_cuda_normalize(routing_queue(), type, T, E, K, prob, expert, gate), 0);
+            assert_int_equal(moe_cuda_normalize(fixture_used_queue(), type, T, E, K, prob, expert, gate), 0);
             routing_expect_fault(wrong[i], E);
             assert_int_equal(
-                moe_cuda_normalize_bwd(routing_queue(), type, T, E, K, prob, expert, prob, gate, true), 0);
+                moe_cuda_normalize_bwd(fixture_used_queue(), type, T, E, K, prob, expert, prob, gate, true),
+                0);
             routing_expect_fault(wrong[i], E);
             fixture_free(expert);
             fixture_free(prob);
@@ -327,9 +329,10 @@ static void check_aux_loss(enum moe_cuda_type type, struct shape s, bool twice)
     double scale = 0;
     for (int64_t e = 0; e < s.E; e++) counts[e] = (int64_t)(1000 * moe_uniform(32, 0, (uint64_t)e));
     for (int64_t i = 0; i < n; i++) scale += factor * fixture_at(type, prob, i) * (double)counts[i % s.E];
-    assert_int_equal(moe_cuda_aux_loss(routing_queue(), type, s.T, s.E, factor, prob, counts, loss), 0);
+    assert_int_equal(moe_cuda_aux_loss(fixture_used_queue(), type, s.T, s.E, factor, prob, counts, loss), 0);
     if (twice) {
-        assert_int_equal(moe_cuda_aux_loss(routing_queue(), type, s.T, s.E, factor, prob, counts, again), 0);
+        assert_int_equal(moe_cuda_aux_loss(fixture_used_queue(), type, s.T, s.E, factor, prob, counts, again),
+                         0);
         fixture_wait_right();
         assert_memory_equal(again, loss, fixture_bytes(type));
     }
@@ -338,8 +341,8 @@ static void check_aux_loss(enum moe_cuda_type type, struct shape s, bool twice)
     fixture_expect(type, "aux_loss", 1, loss_ref, &scale, loss,
                    type == MOE_CUDA_F64 ? 2. * (double)n + 4 : 3);
     for (int add = 1; add >= 0; add--) { /* one rounding of the same double */
-        assert_int_equal(moe_cuda_aux_loss_bwd(routing_queue(), type, s.T, s.E, factor, counts, dprob, add),
-                         0);
+        assert_int_equal(
+            moe_cuda_aux_loss_bwd(fixture_used_queue(), type, s.T, s.E, factor, counts, dprob, add), 0);
         fixture_wait_right();
         FIXTURE_REF(type, aux_loss_bwd, s.T, s.E, factor, counts, dprob_ref, add);
         fixture_expect(type, "aux_loss_bwd", n, dprob_ref, NULL, dprob, 0);
@@ -352,10 +355,9 @@ static void check_aux_loss(enum moe_cuda_type type, struct shape s, bool twice)
 static void test_aux_loss(void **state)
 {
     (void)state;
-    for (int s = FEW_SHAPES ? N_FEW_SHAPES - 1 : 0; s < (FEW_SHAPES ? N_FEW_SHAPES : N_SHAPES); s++)
-        EACH_TYPE(type)
+    for (int s = FEW ? N_FEW - 1 : 0; s < (FEW ? N_FEW : N_SHAPES); s++) EACH_TYPE(type)
     if (!routing_skips(s, type)) check_aux_loss(type, shapes[s], true);
-    if (!FEW_SHAPES)
+    if (!FEW)
         check_aux_loss(MOE_CUDA_F64, (struct shape){611, 111, 1}, false); /* units for some threads twice */
 }
 
