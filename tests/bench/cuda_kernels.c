@@ -124,6 +124,13 @@ static void open_layer(struct layer *l)
     l->counts = ints(s->E, sizeof *l->counts);
 }
 
+static void close_layer(struct layer *l)
+{
+    void *const all[] = {l->x, l->rows, l->drows, l->y,      l->logits, l->prob,  l->dprob,
+                         l->h, l->a,    l->gain,  l->expert, l->slot,   l->counts};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) fixture_free(all[i]);
+}
+
 int main(int argc, char **argv)
 {
     struct layer l = {.s = {4096, 7168, 256, 8, 2048, 25}};
@@ -149,6 +156,7 @@ int main(int argc, char **argv)
     rate(&l, "rmsnorm", run_rmsnorm, 2 * T * H * each, copy);
     compare_combines(&l);
     fixture_wait_right();
+    close_layer(&l);
     if (l.err) fprintf(stderr, "cuda_kernels: a launch failed\n");
     return l.err != 0;
 }
