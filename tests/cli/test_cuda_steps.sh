@@ -1,10 +1,11 @@
 #!/bin/sh
-# test_cuda_steps.sh MOESIM MODULE: whole training steps on 4 ranks by the GPU part, on doubles of CUDA,
-# cuBLAS and NCCL, against the same steps on the CPU: losses, and every gradient and parameter by `check
+# test_cuda_steps.sh MOESIM MODULE [STEPS]: whole training steps on 4 ranks by the GPU part, on doubles of
+# CUDA, cuBLAS and NCCL, against the same steps on the CPU: losses, and every gradient and parameter by `check
 # --against`, whose words say whether any differs by more than rounding. In float64 losses agree to 1e-12 (13
 # digits of 16 are left to the order of sums); streams run in another order with each seed.
 . "$(dirname "$0")/lib.sh"
 export MOESIM_GPU_MODULE="$2" MOE_DOUBLE_GPUS=4
+steps=${3:-2}
 command -v mpirun > /dev/null || { echo 'skip: no mpirun' && exit 77; }
 
 loss() { sqlite3 "$1" 'SELECT step, rank, loss FROM step ORDER BY step, rank'; }
@@ -19,7 +20,7 @@ as_on_cpu()
         'tokens_per_rank: 16' 'dtype: float64' "$@" > "$name.yaml"
     for device in cpu cuda; do
         MOE_DOUBLE_SEED=$cases "$moesim" capture "$name.yaml" --data "$small" -o "$name.$device.db" \
-            --steps 2 --tensors=values --device $device > out 2>&1 ||
+            --steps "$steps" --tensors=values --device $device > out 2>&1 ||
             fail "$name on $device: $(tail -n 3 out)"
         loss "$name.$device.db" > $device
     done

@@ -32,8 +32,11 @@ if(TARGET moesim_doubles_nccl)
   target_compile_definitions(moesim_cuda_double PRIVATE MOESIM_NCCL)
   target_link_libraries(moesim_cuda_double PRIVATE moesim_flags moesim_doubles_nccl moesim_kernels_on_host
     ${OPENBLAS_LIBRARY} Threads::Threads m)
+  if(MOESIM_SANITIZE) # what one step does to memory, the next does
+    set(steps 1)
+  endif()
   add_test(NAME cuda_steps COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/cli/test_cuda_steps.sh $<TARGET_FILE:moesim>
-    $<TARGET_FILE:moesim_cuda_double>)
+    $<TARGET_FILE:moesim_cuda_double> ${steps})
   add_test(NAME cuda_faults COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/cli/test_cuda_faults.sh $<TARGET_FILE:moesim>
     $<TARGET_FILE:moesim_cuda_double>)
   set_tests_properties(cuda_steps cuda_faults PROPERTIES LABELS "cuda;mpi" PROCESSORS 2)
